@@ -1,0 +1,101 @@
+"""Where every sampled token went: per rollout, in all, and by reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# Why a sampled token was dropped, in the order the rules are asked (docs/rows.md).
+DROP_REASONS = ("aborted", "excluded", "empty", "overlong_prompt", "truncated_rollout")
+
+# How a call missed every open chain (docs/rows.md, "Mismatches").
+MISMATCH_KINDS = ("shortened", "retokenised", "new_conversation", "history_rewritten")
+
+
+@dataclass(slots=True)
+class Accounting:
+    """Sampled tokens by what became of them.
+
+    ``sampled == trained + truncated + dropped + duplicate`` always holds.
+
+    Attributes:
+        sampled: response tokens of all calls.
+        trained: tokens with mask 1 in a row that takes part in the update.
+        truncated: tokens past the response limits.
+        dropped: tokens left out for a reason of ``DROP_REASONS``.
+        duplicate: tokens of calls recorded more than once (same ``response_id``).
+        dropped_by_reason: ``dropped`` split by reason, every reason present.
+        empty_calls: calls without prompt or without response tokens.
+        empty_rows: chains left without a token to train.
+    """
+
+    sampled: int = 0
+    trained: int = 0
+    truncated: int = 0
+    dropped: int = 0
+    duplicate: int = 0
+    dropped_by_reason: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(DROP_REASONS, 0)
+    )
+    empty_calls: int = 0
+    empty_rows: int = 0
+
+    def __add__(self, other: Accounting) -> Accounting:
+        return Accounting(
+            self.sampled + other.sampled,
+            self.trained + other.trained,
+            self.truncated + other.truncated,
+            self.dropped + other.dropped,
+            self.duplicate + other.duplicate,
+            {k: n + other.dropped_by_reason[k] for k, n in self.dropped_by_reason.items()},
+            self.empty_calls + other.empty_calls,
+            self.empty_rows + other.empty_rows,
+        )
+
+
+@dataclass(slots=True)
+class RolloutEntry:
+    """One rollout as the batch saw it, whether or not it gave rows. Advantages start here.
+
+    Attributes:
+        rollout_id, data_id: as given; rollouts with one data_id form a group.
+        reward: the final reward after filling and ``truncated_rollouts="zero_reward"``.
+        has_reward: False where ``reward`` is the fill value.
+        n_calls, n_rows: calls recorded, rows built.
+        accounting: its sampled tokens by class.
+        truncated: a sampled token was lost to the response limits.
+        status: as given.
+    """
+
+    rollout_id: str
+    data_id: str
+    reward: float
+    has_reward: bool
+    n_calls: int
+    n_rows: int
+    accounting: Accounting
+    truncated: bool
+    status: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A call that extended no chain although one was open.
+
+    Attributes:
+        rollout_id, call: which call (index in ``rollout.calls``).
+        index: first prompt index that differs from the closest open chain.
+        kind: one of ``MISMATCH_KINDS``.
+    """
+
+    rollout_id: str
+    call: int
+    index: int
+    kind: str
+
+
+class EmptyBatchError(ValueError):
+    """No call gave a row. ``accounting`` says where the sampled tokens went."""
+
+    def __init__(self, message: str, accounting: Accounting) -> None:
+        super().__init__(message)
+        self.accounting = accounting
