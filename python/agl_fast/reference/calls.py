@@ -1,0 +1,71 @@
+"""Calls as the reference reads them, and the four rules asked of each before any layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class CallLike(Protocol):
+    """What is read of a call; ``agl_fast.Call`` has it, and so may any plain object."""
+
+    prompt_ids: Any
+    response_ids: Any
+    log_probs: Any
+    reward: Any
+    response_id: Any
+    finish_reason: Any
+    trainable: Any
+
+
+class RolloutLike(Protocol):
+    """What is read of a rollout; ``agl_fast.Rollout`` has it, and so may any plain object."""
+
+    rollout_id: str
+    data_id: str
+    calls: Sequence[Any]
+    reward: Any
+    status: Any
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A call as lists of int; ``index`` is its place in ``rollout.calls``."""
+
+    index: int
+    prompt: list[int]
+    response: list[int]
+    log_probs: list[float] | None
+
+
+def read_turn(rollout_id: str, index: int, call: CallLike) -> Turn:
+    """Raises ValueError for a log-prob that is not finite."""
+    log_probs = None
+    if call.log_probs is not None:
+        log_probs = [float(value) for value in call.log_probs]
+        for position, value in enumerate(log_probs):
+            if not math.isfinite(value):
+                raise ValueError(
+                    f"rollout {rollout_id!r}: call {index}: log_probs[{position}] is {value}"
+                )
+    return Turn(
+        index,
+        [int(token) for token in call.prompt_ids],
+        [int(token) for token in call.response_ids],
+        log_probs,
+    )
+
+
+def reason_to_leave_out(call: CallLike, seen_response_ids: set[Any]) -> str | None:
+    """The first of the four rules that holds, or None for a call that is laid out."""
+    if call.response_id is not None and call.response_id in seen_response_ids:
+        return "duplicate"
+    if call.finish_reason == "abort":
+        return "aborted"
+    if not call.trainable:
+        return "excluded"
+    if len(call.prompt_ids) == 0 or len(call.response_ids) == 0:
+        return "empty"
+    return None

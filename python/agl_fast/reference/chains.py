@@ -1,0 +1,101 @@
+"""Calls become chains: one per call, or joined where a prompt continues a whole earlier context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from agl_fast.batch.accounting import Mismatch
+from agl_fast.reference.calls import Turn
+from agl_fast.reference.mismatch import classify_mismatch
+
+CONTEXT = -1
+
+
+@dataclass
+class Chain:
+    """A conversation as it grows; ``sampled_by`` and ``log_probs`` are parallel to ``response``.
+
+    ``sampled_by`` is the index of the call that sampled the token, ``CONTEXT`` for what tools and
+    users added.
+    """
+
+    first_call: int
+    prompt: list[int]
+    response: list[int]
+    sampled_by: list[int]
+    log_probs: list[float | None]
+    extended_at: int
+
+    @property
+    def context(self) -> list[int]:
+        return self.prompt + self.response
+
+    @property
+    def n_sampled(self) -> int:
+        return sum(call != CONTEXT for call in self.sampled_by)
+
+    def is_continued_by(self, prompt: list[int]) -> bool:
+        context = self.context
+        return prompt[: len(context)] == context
+
+    def extend(self, turn: Turn) -> None:
+        added = turn.prompt[len(self.context) :]
+        self._append(added, CONTEXT, [None] * len(added))
+        self._append(turn.response, turn.index, turn.log_probs or [None] * len(turn.response))
+        self.extended_at = turn.index
+
+    def _append(self, tokens: list[int], call: int, log_probs: list[Any]) -> None:
+        self.response += tokens
+        self.sampled_by += [call] * len(tokens)
+        self.log_probs += log_probs
+
+
+def open_chain(turn: Turn) -> Chain:
+    chain = Chain(turn.index, list(turn.prompt), [], [], [], turn.index)
+    chain.extend(turn)
+    return chain
+
+
+def chain_per_call(turns: list[Turn]) -> list[Chain]:
+    """Level ``transition``."""
+    return [open_chain(turn) for turn in turns]
+
+
+def merge_into_chains(
+    rollout_id: str, turns: list[Turn], tokenizer: Any
+) -> tuple[list[Chain], list[Mismatch]]:
+    """Level ``trajectory``: chains in the order of their first calls, and the calls that missed."""
+    chains: list[Chain] = []
+    mismatches: list[Mismatch] = []
+    for turn in turns:
+        continued = [chain for chain in chains if chain.is_continued_by(turn.prompt)]
+        if continued:
+            longest = max(continued, key=lambda chain: (len(chain.context), chain.extended_at))
+            longest.extend(turn)
+            continue
+        if chains:
+            mismatches.append(_mismatch(rollout_id, turn, chains, tokenizer))
+        chains.append(open_chain(turn))
+    return chains, mismatches
+
+
+def _mismatch(rollout_id: str, turn: Turn, chains: list[Chain], tokenizer: Any) -> Mismatch:
+    closest = max(
+        chains,
+        key=lambda chain: (shared_prefix(chain.context, turn.prompt), chain.extended_at),
+    )
+    index = shared_prefix(closest.context, turn.prompt)
+    kind = classify_mismatch(
+        turn.prompt, closest.context, index, len(closest.prompt), tokenizer=tokenizer
+    )
+    return Mismatch(rollout_id, turn.index, index, kind)
+
+
+def shared_prefix(left: list[int], right: list[int]) -> int:
+    length = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        length += 1
+    return length

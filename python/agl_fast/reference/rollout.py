@@ -1,0 +1,94 @@
+"""One rollout, from its calls to its rows and its entry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from agl_fast.batch.accounting import Accounting, Mismatch, RolloutEntry
+from agl_fast.reference.calls import RolloutLike, Turn, read_turn, reason_to_leave_out
+from agl_fast.reference.chains import chain_per_call, merge_into_chains
+from agl_fast.reference.rewards import final_reward
+from agl_fast.reference.rows import Limits, Row, count, cut, drop_reason, is_truncated
+
+
+@dataclass(frozen=True)
+class LaidOutRollout:
+    rows: list[Row]
+    entry: RolloutEntry
+    mismatches: list[Mismatch]
+
+
+def lay_out_rollout(
+    rollout: RolloutLike,
+    *,
+    level: str,
+    limits: Limits,
+    truncated_rollouts: str,
+    reward_fillna_value: float,
+    tokenizer: Any,
+) -> LaidOutRollout:
+    accounting = Accounting()
+    turns = _turns_to_lay_out(rollout, accounting)
+    mismatches: list[Mismatch] = []
+    if level == "transition":
+        chains = chain_per_call(turns)
+    else:
+        chains, mismatches = merge_into_chains(rollout.rollout_id, turns, tokenizer)
+    cut_chains = [cut(chain, limits) for chain in chains]
+
+    reward, has_reward = final_reward(rollout, reward_fillna_value)
+    truncated = is_truncated(cut_chains)
+    if truncated and truncated_rollouts == "zero_reward":
+        reward = 0.0
+
+    rows: list[Row] = []
+    for chain in cut_chains:
+        reason = drop_reason(chain, mask_rollout=truncated and truncated_rollouts == "mask")
+        count(chain, reason, accounting)
+        if chain.n_kept > 0:
+            row = Row(
+                rollout_id=rollout.rollout_id,
+                data_id=rollout.data_id,
+                first_call=chain.first_call,
+                prompt=chain.prompt,
+                response=chain.response,
+                sampled_by=chain.sampled_by,
+                log_probs=chain.log_probs,
+                is_dropped=reason is not None,
+                score=reward,
+            )
+            rows.append(row)
+
+    entry = RolloutEntry(
+        rollout_id=rollout.rollout_id,
+        data_id=rollout.data_id,
+        reward=reward,
+        has_reward=has_reward,
+        n_calls=len(rollout.calls),
+        n_rows=len(rows),
+        accounting=accounting,
+        truncated=truncated,
+        status=rollout.status,
+    )
+    return LaidOutRollout(rows, entry, mismatches)
+
+
+def _turns_to_lay_out(rollout: RolloutLike, accounting: Accounting) -> list[Turn]:
+    turns: list[Turn] = []
+    seen_response_ids: set[Any] = set()
+    for index, call in enumerate(rollout.calls):
+        turn = read_turn(rollout.rollout_id, index, call)
+        n_sampled = len(turn.response)
+        accounting.sampled += n_sampled
+        reason = reason_to_leave_out(call, seen_response_ids)
+        seen_response_ids.add(call.response_id)
+        if reason is None:
+            turns.append(turn)
+        elif reason == "duplicate":
+            accounting.duplicate += n_sampled
+        else:
+            accounting.dropped += n_sampled
+            accounting.dropped_by_reason[reason] += n_sampled
+            accounting.empty_calls += reason == "empty"
+    return turns
