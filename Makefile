@@ -1,0 +1,86 @@
+# Every target sets up what it needs on a machine that has Python 3.10-3.12 and a C++ compiler.
+# Stamps in the virtual environment make a second run cheap: the packages are looked at again when
+# pyproject.toml or requirements/ change, the native code is built again when csrc/ or CMake do.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+PYTHON := $(VENV)/bin/python
+UV := $(VENV)/bin/uv
+
+# AUTO builds the CUDA kernels where nvcc is found; ON insists; OFF leaves them out.
+export AGL_CUDA ?= AUTO
+# Warnings are errors in CI only: a newer compiler than ours must not stop a user.
+export AGL_WERROR ?= $(if $(CI),ON,OFF)
+# Without it `import agentlightning` looks for a price list on the internet, and waits.
+export LITELLM_LOCAL_MODEL_COST_MAP := True
+
+# The places where CMake looks, too: nvcc is often off PATH.
+NVCC := $(firstword $(CUDACXX) $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+NATIVE_MODULES := agl_fast._core $(if $(NVCC),$(if $(filter OFF,$(AGL_CUDA)),,agl_fast._cuda))
+
+CPP_FILES := $(sort $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'))
+PYTHON_DIRS := python tests benchmarks scripts
+NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/*.cmake) $(CPP_FILES)
+
+STAMPS := $(VENV)/.stamps
+TOOLS := $(STAMPS)/uv
+PACKAGES := $(STAMPS)/packages
+NATIVE := $(STAMPS)/native-cuda-$(AGL_CUDA)-werror-$(AGL_WERROR)
+SANITIZED := build/sanitized/_core.stamp
+
+.PHONY: help setup quickstart test test-all bench lint format sanitize wheel clean
+
+help: ## list the targets
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
+
+setup: $(NATIVE) ## create .venv with the proven CPU packages and agl_fast, editable
+
+test: lint sanitize ## lint, CUDA compile (where nvcc is), sanitizers, tests
+	$(PYTHON) -m pytest -m "not slow"
+
+test-all: lint sanitize wheel ## test, the slow tests, wheels for Python 3.10-3.13
+	$(PYTHON) -m pytest
+
+lint: $(NATIVE) ## ruff, clang-format, mypy --strict, stubtest
+	$(PYTHON) -m ruff check $(wildcard $(PYTHON_DIRS))
+	$(PYTHON) -m ruff format --check $(wildcard $(PYTHON_DIRS))
+	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
+	$(PYTHON) -m mypy
+	MYPYPATH=python $(PYTHON) -m mypy.stubtest --mypy-config-file pyproject.toml $(NATIVE_MODULES)
+
+format: $(NATIVE) ## rewrite Python and C++ sources in the project's style
+	$(PYTHON) -m ruff check --fix $(wildcard $(PYTHON_DIRS))
+	$(PYTHON) -m ruff format $(wildcard $(PYTHON_DIRS))
+	$(VENV)/bin/clang-format -i $(CPP_FILES)
+
+sanitize: $(SANITIZED) ## the native tests under the address and undefined-behaviour sanitizers
+	scripts/test_sanitized.sh $(PYTHON) build/sanitized
+
+wheel: $(TOOLS) ## wheels for every CPython 3.10-3.13 found here, into dist/ (WHEEL_CUDA=ON: with CUDA)
+	$(PYTHON) scripts/build_wheels.py --uv $(UV) --cuda $(or $(WHEEL_CUDA),OFF) --out dist
+
+clean: ## remove what was built; .venv stays
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -f $(STAMPS)/native-*
+
+$(TOOLS):
+	scripts/create_venv.sh $(VENV)
+	mkdir -p $(@D) && touch $@
+
+$(PACKAGES): $(TOOLS) pyproject.toml $(wildcard requirements/* compat/*/pyproject.toml)
+	scripts/install_packages.sh $(VENV)
+	touch $@
+
+# Without build isolation: the build folder is kept, and would point into a deleted environment.
+$(NATIVE): $(PACKAGES) $(NATIVE_SOURCES)
+	rm -f $(STAMPS)/native-*
+	$(UV) pip install --python $(PYTHON) --no-deps --no-build-isolation --reinstall-package agl-fast -e .
+	touch $@
+
+$(SANITIZED): $(NATIVE)
+	scripts/build_sanitized.sh $(VENV) build/sanitized
+	touch $@

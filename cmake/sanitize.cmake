@@ -1,0 +1,6 @@
+option(AGL_SANITIZE "Build with the address and undefined-behaviour sanitizers" OFF)
+if(AGL_SANITIZE)
+  add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=all
+                      -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=address,undefined)
+endif()

@@ -1,0 +1,148 @@
+"""Imports point one way, and files stay small.
+
+algorithm -> verl.{entrypoint -> trainer -> daemon -> proxy} -> batch -> ops -> _core, _cuda
+
+Read from the sources, so that imports inside functions and TYPE_CHECKING blocks count, too.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "python" / "agl_fast"
+
+# Top to bottom: a room uses itself and the rooms below it. `agl_fast/__init__.py` opens them all.
+STOREYS = [
+    {"algorithm"},
+    {"verl.entrypoint"},
+    {"verl.trainer"},
+    {"verl.daemon"},
+    {"verl.proxy"},
+    {"verl"},  # what all of verl/ shares
+    {"batch"},
+    {"ops"},
+    {"_core", "_cuda"},
+]
+# Rooms beside the stairs use exactly these.
+ANNEXES = {
+    "reference": {"reference", "batch.accounting"},
+    "platform_cpu": {"platform_cpu"},
+    "verl.workers": {"verl.workers", "platform_cpu"},
+}
+FOREIGN = {
+    "reference": {"numpy", "torch", "verl", "ray", "vllm"},
+    "ops": {"verl", "ray", "vllm"},
+    "batch": {"verl", "ray", "vllm"},
+}
+
+MODULES = sorted(path for suffix in ("py", "pyi") for path in PACKAGE.rglob(f"*.{suffix}"))
+MAX_LINES = 400
+SOURCES = sorted(
+    path
+    for folder in ("python", "csrc", "tests", "benchmarks", "scripts")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in {".py", ".pyi", ".h", ".cpp", ".cu", ".cuh", ".sh"}
+)
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def imports(path: Path) -> Iterator[str]:
+    package = ["agl_fast", *path.relative_to(PACKAGE).parent.parts]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+            # `from agl_fast import ops` means the module, not a name of the package.
+            yield from (f"agl_fast.{a.name}" for a in node.names) if base == "agl_fast" else (base,)
+
+
+def inner_imports(path: Path) -> Iterator[str]:
+    for name in imports(path):
+        if name == "agl_fast" or name.startswith("agl_fast."):
+            yield name.removeprefix("agl_fast").removeprefix(".")
+
+
+def is_within(name: str, room: str) -> bool:
+    return name == room or name.startswith(f"{room}.")
+
+
+def storey_of(name: str) -> int | None:
+    for level, rooms in enumerate(STOREYS):
+        if any(is_within(name, room) for room in rooms):
+            return level
+    return None
+
+
+def may_import(user: str, used: str) -> bool:
+    for room, allowed in ANNEXES.items():
+        if is_within(user, room):
+            return any(is_within(used, other) for other in allowed)
+    if any(is_within(used, room) for room in ANNEXES):
+        return False
+    upper, lower = storey_of(user), storey_of(used)
+    return upper is not None and lower is not None and upper <= lower
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if name_of(p)], ids=relative)
+def test_imports_point_down(path):
+    user = name_of(path)
+    wrong = [used for used in inner_imports(path) if not may_import(user, used)]
+    assert not wrong, f"agl_fast.{user} must not import {wrong}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_foreign_imports(path):
+    banned = FOREIGN.get(name_of(path).split(".")[0], set())
+    wrong = [used for used in imports(path) if used.split(".")[0] in banned]
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "csrc").rglob("*.*")), ids=relative)
+def test_native_includes_point_down(path):
+    room = path.parent.name
+    quoted = re.findall(r'^\s*#\s*include\s*"([^"]+)"', path.read_text(), re.MULTILINE)
+    system = re.findall(r"^\s*#\s*include\s*<([^>]+)>", path.read_text(), re.MULTILINE)
+    foreign = {
+        "core": r"Python\.h|pybind11|torch|ATen|c10|cuda|thrust|cub",
+        "cuda": r"Python\.h|pybind11|torch|ATen|c10",
+        "bindings": r"torch|ATen|c10",
+    }[room]
+    below = {"core": {"core"}, "cuda": {"core", "cuda"}, "bindings": {"core", "cuda", "bindings"}}
+    assert [name for name in quoted if name.split("/")[0] not in below[room]] == []
+    assert [name for name in system if re.match(foreign, name)] == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_file_is_short(path):
+    lines = len(path.read_text().splitlines())
+    assert lines <= MAX_LINES
+
+
+def test_rules_catch_what_they_forbid():
+    assert may_import("batch.builder", "ops.fill")
+    assert may_import("verl.trainer", "batch")
+    assert may_import("verl.workers.losses", "platform_cpu")
+    assert may_import("reference.build", "batch.accounting")
+    assert not may_import("ops.pad", "batch")
+    assert not may_import("batch.builder", "verl.trainer")
+    assert not may_import("verl.proxy", "verl.daemon")
+    assert not may_import("verl.trainer", "verl.workers.losses")
+    assert not may_import("batch.builder", "reference")
+    assert not may_import("verl.workers.losses", "verl.trainer")
+    assert not may_import("platform_cpu.engines", "batch")
+    assert not may_import("reference.build", "batch.builder")
+    assert not may_import("ops.pad", "pad_left")
