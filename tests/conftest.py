@@ -1,0 +1,22 @@
+"""What every test module shares: Hypothesis's settings, and either implementation as a fixture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+# Batches of simulated agents take longer than Hypothesis's 200 ms now and then.
+settings.register_profile("agl_fast", deadline=None, print_blob=True)
+settings.load_profile("agl_fast")
+
+
+@pytest.fixture(params=["reference", "native"])
+def build(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """``build_batch`` of plain rollouts, by the reference or natively, as lists."""
+    # Imported here: it needs torch, and not every test does.
+    from implementations import BUILDS
+
+    return BUILDS[request.param]

@@ -1,0 +1,150 @@
+"""The simulated agents really do what the other property tests are meant to meet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from agl_fast import reference
+from agl_fast.batch.accounting import DROP_REASONS, MISMATCH_KINDS, EmptyBatchError
+from plain_rollouts import PlainCall, PlainRollout
+from simulated_agents import options, several_rollouts
+
+N_EXAMPLES = 400
+# Without a tokenizer nothing is told apart as retokenised.
+KINDS = [kind for kind in MISMATCH_KINDS if kind != "retokenised"]
+CONVERSATIONS = [
+    "continued",
+    "continued twice",
+    "continued exactly",
+    "answers the same prompt again",
+    "branches",
+    "interleaved",
+    "several contexts fit",
+    "equal contexts fit",
+]
+BATCHES = [
+    *KINDS,
+    *DROP_REASONS,
+    "truncated",
+    "duplicate",
+    "empty call",
+    "empty row",
+    "no row",
+    "spilled",
+    "missing reward",
+    "log-probs in some rows",
+    "marked and unmarked rows",
+]
+
+
+@pytest.fixture(scope="module")
+def census() -> Counter[str]:
+    """How many of the examples, the same ones every time, show each case."""
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=N_EXAMPLES, derandomize=True, database=None)
+    @given(several_rollouts(), options())
+    def count(rollouts: list[PlainRollout], chosen: dict[str, Any]) -> None:
+        seen.update(conversations_in(rollouts))
+        seen.update(cases_in(rollouts, chosen))
+
+    count()
+    return seen
+
+
+@pytest.mark.parametrize("case", CONVERSATIONS + BATCHES)
+def test_occurs_in_the_generated_data(census: Counter[str], case: str) -> None:
+    assert census[case] >= N_EXAMPLES // 50, census
+
+
+def conversations_in(rollouts: list[PlainRollout]) -> set[str]:
+    """What happens before any limit cuts a row."""
+    try:
+        batch = reference.build_batch(
+            rollouts,
+            max_prompt_length=10_000,
+            max_response_length=10_000,
+            pad_token_id=0,
+            layout="jagged",
+            call_index=True,
+        )
+    except EmptyBatchError:
+        return set()
+    found: set[str] = set()
+    for rollout in rollouts:
+        rows = [
+            index
+            for index, rollout_id in enumerate(batch.columns["rollout_id_list"])
+            if rollout_id == rollout.rollout_id
+        ]
+        chains = [list(dict.fromkeys(batch.tensors["call_index"][row])) for row in rows]
+        chains = [[call for call in chain if call != -1] for chain in chains]
+        prompts = [batch.tensors["prompts"][row] for row in rows]
+        n_calls = max((len(chain) for chain in chains), default=0)
+        found |= {"continued"} if n_calls > 1 else set()
+        found |= {"continued twice"} if n_calls > 2 else set()
+        for row in rows:
+            sampled_by = batch.tensors["call_index"][row]
+            if any(-1 != a != b != -1 for a, b in pairwise(sampled_by)):
+                found.add("continued exactly")
+        if len(set(map(tuple, prompts))) < len(prompts):
+            found.add("answers the same prompt again")
+        if any(_interleave(a, b) for a in chains for b in chains):
+            found.add("interleaved")
+        if any(m.rollout_id == rollout.rollout_id and m.index > 0 for m in batch.mismatches):
+            found.add("branches")
+        found |= _choices_between_contexts(rollout.calls, chains)
+    return found
+
+
+def _interleave(a: list[int], b: list[int]) -> bool:
+    return any(first < call < second for call in b for first, second in pairwise(a))
+
+
+def _choices_between_contexts(calls: list[PlainCall], chains: list[list[int]]) -> set[str]:
+    found = set()
+    for chain in chains:
+        for index in chain[1:]:
+            prompt = calls[index].prompt_ids
+            open_contexts = [
+                calls[max(call for call in other if call < index)].context
+                for other in chains
+                if other[0] < index
+            ]
+            fitting = [ids for ids in open_contexts if prompt[: len(ids)] == ids]
+            if len({len(ids) for ids in fitting}) > 1:
+                found.add("several contexts fit")
+            if len(set(map(tuple, fitting))) < len(fitting):
+                found.add("equal contexts fit")
+    return found
+
+
+def cases_in(rollouts: list[PlainRollout], chosen: dict[str, Any]) -> set[str]:
+    found: set[str] = set()
+    try:
+        batch = reference.build_batch(rollouts, **chosen)
+    except EmptyBatchError as error:
+        found.add("no row")
+        accounting = error.accounting
+    else:
+        accounting = batch.accounting
+        found |= {mismatch.kind for mismatch in batch.mismatches}
+        if any(mask[0] == 0 for mask in batch.tensors["response_mask"]):
+            found.add("spilled")
+        if not all(entry.has_reward for entry in batch.rollouts):
+            found.add("missing reward")
+        if len(set(batch.columns["has_rollout_log_probs"])) == 2:
+            found.add("log-probs in some rows")
+        if len(set(batch.tensors["is_drop_mask"])) == 2:
+            found.add("marked and unmarked rows")
+    found |= {reason for reason, count in accounting.dropped_by_reason.items() if count}
+    found |= {"truncated"} if accounting.truncated else set()
+    found |= {"duplicate"} if accounting.duplicate else set()
+    found |= {"empty call"} if accounting.empty_calls else set()
+    found |= {"empty row"} if accounting.empty_rows else set()
+    return found
