@@ -143,6 +143,7 @@ def options(**fixed: Any) -> st.SearchStrategy[dict[str, Any]]:
 ID_CONTAINERS = {
     "list": list,
     "list_of_new_ints": lambda ids: [int(str(token)) for token in ids],
+    "list_of_numpy_ints": lambda ids: list(np.array(ids, dtype=np.int64)),
     "tuple": tuple,
     "int32": lambda ids: np.array(ids, dtype=np.int32),
     "int64": lambda ids: np.array(ids, dtype=np.int64),

@@ -57,7 +57,7 @@ def _read_id(source: str, start: int) -> tuple[int, int]:
     if not digits:
         raise ValueError(f"position {start}: expected a token id, got {_found(source, start)}")
     if len(digits) > 1 and digits[0] == "0":
-        raise ValueError(f"position {start + 1}: a number has no leading zero")
+        raise ValueError(f"position {start}: a number has no leading zero")
     # The length goes first: int() refuses very long runs of digits with another message.
     if len(digits) > 10 or int(digits) > MAX_TOKEN_ID:
         raise ValueError(f"position {start}: token id {digits[:20]} is larger than {MAX_TOKEN_ID}")
