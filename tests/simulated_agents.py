@@ -187,6 +187,11 @@ def containers(draw: Any, plain: PlainRollout) -> Containers:
     return Containers(ids, log_probs)
 
 
+@st.composite
+def rollouts_in_containers(draw: Any) -> list[tuple[PlainRollout, Containers]]:
+    return [(plain, draw(containers(plain))) for plain in draw(several_rollouts())]
+
+
 def views_of_shared_bases(plain_calls: list[PlainCall], how: str) -> list[tuple[Any, Any]]:
     """Prompt and response of a call as views of the longest later context that starts with them."""
     make = {

@@ -12,7 +12,7 @@ import agl_fast
 from agl_fast import reference
 from batch_lists import as_lists, assert_same
 from plain_rollouts import Containers, PlainRollout, to_native
-from simulated_agents import containers, options, several_rollouts
+from simulated_agents import options, rollouts_in_containers, several_rollouts
 
 
 def assert_same_outcome(build: Any, rollouts: list[PlainRollout], chosen: dict[str, Any]) -> None:
@@ -27,11 +27,6 @@ def assert_same_outcome(build: Any, rollouts: list[PlainRollout], chosen: dict[s
     with pytest.raises(agl_fast.EmptyBatchError) as raised:
         build()
     assert raised.value.accounting == empty
-
-
-@st.composite
-def rollouts_in_containers(draw: Any) -> list[tuple[PlainRollout, Containers]]:
-    return [(plain, draw(containers(plain))) for plain in draw(several_rollouts())]
 
 
 @given(several_rollouts(), options())
