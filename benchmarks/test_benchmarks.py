@@ -1,0 +1,39 @@
+"""The same workloads under pytest-benchmark: `pytest benchmarks`, a group per workload.
+
+Their ratios are for orientation; those of one interleaved run are in the table that
+`python -m benchmarks` prints.
+"""
+
+import pytest
+import torch
+
+from benchmarks.workload import FULL, answers_of, limited_threads
+from benchmarks.workloads import WORKLOADS
+
+_LONGEST_SECONDS = 2.0  # per competitor, so that slow baselines get few rounds
+
+
+@pytest.fixture(scope="module")
+def prepared(request):
+    workload = request.param
+    if workload.needs_cuda and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    with limited_threads(workload.threads):
+        inputs = workload.prepare(FULL)
+        answers_of(inputs)
+        yield inputs
+
+
+@pytest.mark.parametrize(
+    ("prepared", "competitor"),
+    [
+        pytest.param(workload, name, id=f"{workload.name}-{name}")
+        for workload in WORKLOADS
+        for name in sorted({name for row in workload.rows for name in (row.baseline, row.ours)})
+    ],
+    indirect=["prepared"],
+)
+def test_workload(benchmark, prepared, competitor, request):
+    benchmark.group = request.node.name
+    run, setup = prepared.competitors[competitor]
+    benchmark.pedantic(run, setup=setup, rounds=3)
