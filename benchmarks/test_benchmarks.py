@@ -1,7 +1,6 @@
 """The same workloads under pytest-benchmark: `pytest benchmarks`, a group per workload.
 
-Their ratios are for orientation; those of one interleaved run are in the table that
-`python -m benchmarks` prints.
+The ratios that count are those of one interleaved run, in the table of `python -m benchmarks`.
 """
 
 import pytest
@@ -9,8 +8,6 @@ import torch
 
 from benchmarks.workload import FULL, answers_of, limited_threads
 from benchmarks.workloads import WORKLOADS
-
-_LONGEST_SECONDS = 2.0  # per competitor, so that slow baselines get few rounds
 
 
 @pytest.fixture(scope="module")
@@ -25,15 +22,15 @@ def prepared(request):
 
 
 @pytest.mark.parametrize(
-    ("prepared", "competitor"),
+    ("prepared", "competitor", "group"),
     [
-        pytest.param(workload, name, id=f"{workload.name}-{name}")
+        pytest.param(workload, name, workload.name, id=f"{workload.name}-{name}")
         for workload in WORKLOADS
         for name in sorted({name for row in workload.rows for name in (row.baseline, row.ours)})
     ],
     indirect=["prepared"],
 )
-def test_workload(benchmark, prepared, competitor, request):
-    benchmark.group = request.node.name
+def test_workload(benchmark, prepared, competitor, group):
+    benchmark.group = group
     run, setup = prepared.competitors[competitor]
     benchmark.pedantic(run, setup=setup, rounds=3)
