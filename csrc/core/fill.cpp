@@ -13,8 +13,7 @@ constexpr int64_t kStreamingBytes = int64_t{16} << 20;
 
 // One (R,)-shaped slice of response_mask, call_index, scores and log_probs, without its padding.
 template <Stores kStores>
-void fill_segments(const Row& row, int64_t* mask, int64_t* calls, float* scores,
-                   float* log_probs) {
+void fill_segments(const Row& row, int64_t* mask, int64_t* calls, float* scores, float* log_probs) {
   using W = Writer<kStores>;
   int64_t begin = 0;
   for (int32_t s = 0; s < row.num_segments; ++s) {

@@ -8,8 +8,8 @@ namespace agl {
 namespace {
 
 template <Stores kStores>
-void pad_row_with(const int32_t* sequence, int64_t length, int64_t width, int64_t pad_id,
-                  Side side, int64_t* ids, int64_t* mask) {
+void pad_row_with(const int32_t* sequence, int64_t length, int64_t width, int64_t pad_id, Side side,
+                  int64_t* ids, int64_t* mask) {
   using W = Writer<kStores>;
   const int64_t kept = std::min(length, width);
   const int64_t gap = width - kept;

@@ -25,7 +25,7 @@ struct RowGrid {
   }
 };
 
-// Where one thread stands in its grid: x is the column block and the thread, y the row block.
+// Where one thread stands in its grid.
 struct GridThread {
   uint32_t column_block;
   uint32_t column_blocks;

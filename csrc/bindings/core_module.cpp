@@ -1,0 +1,12 @@
+#include <pybind11/pybind11.h>
+
+#include "bindings/expand_bindings.h"
+#include "bindings/pad_bindings.h"
+#include "bindings/plan_bindings.h"
+
+PYBIND11_MODULE(_core, m) {
+  m.attr("__version__") = AGL_VERSION;
+  agl::bindings::bind_pad(m);
+  agl::bindings::bind_plan(m);
+  agl::bindings::bind_expand(m);
+}

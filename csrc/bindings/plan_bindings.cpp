@@ -1,0 +1,273 @@
+#include "bindings/plan_bindings.h"
+
+#include <algorithm>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/flat_arguments.h"
+#include "bindings/python_calls.h"
+#include "core/check.h"
+#include "core/fill.h"
+#include "core/flatten.h"
+
+namespace agl::bindings {
+namespace {
+
+template <typename T>
+py::array_t<T> to_numpy(const std::vector<T>& values) {
+  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+// The rollouts of the batch being collected.
+class Planner {
+ public:
+  explicit Planner(bool trajectory)
+      : level_(trajectory ? Level::kTrajectory : Level::kTransition) {}
+
+  // Plans a whole rollout, or throws and changes nothing.
+  void add(py::handle rollout_id, py::handle calls) {
+    const auto items = py::reinterpret_steal<py::object>(
+        PySequence_Fast(calls.ptr(), "calls must be a sequence of Call"));
+    if (!items) throw py::error_already_set();
+    const auto count = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(items.ptr()));
+
+    py::set seen;
+    std::deque<PythonCall> read;  // alive together: later calls recognise earlier ones' tokens
+    auto plan = std::make_unique<RolloutPlan>(level_);
+    int64_t longest = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const py::handle call = PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i));
+      read.emplace_back(call, rollout_id, static_cast<int64_t>(i), seen);
+      if (!read.back().response_id.is_none()) seen.add(read.back().response_id);
+      longest = std::max(longest, read.back().prompt.size() + read.back().response.size());
+    }
+    if (level_ == Level::kTrajectory) plan->chains().reserve(longest);
+    for (PythonCall& call : read) {
+      if (call.call_class != CallClass::kLaidOut) call.check_ids();
+      plan->add(call.call_class, call.prompt, call.response, std::move(call.log_probs));
+    }
+    plan->chains().forget_echoes();
+    rollouts_.push_back({std::move(plan), py::set()});
+  }
+
+  // Begins a rollout whose calls come one by one with its first call. Throws and changes nothing,
+  // or adds it.
+  void open_with(py::handle rollout_id, int64_t base, int64_t keep, py::handle call) {
+    rollouts_.push_back({std::make_unique<RolloutPlan>(level_), py::set()});
+    try {
+      add_call(rollouts_.size() - 1, rollout_id, base, keep, call);
+    } catch (...) {
+      rollouts_.pop_back();
+      throw;
+    }
+  }
+
+  // Adds a call whose prompt is the first `keep` tokens of an earlier call's prompt and response
+  // (base, -1 for none) and then the given prompt_ids. Throws and changes nothing, or adds it.
+  void add_call(std::size_t rollout, py::handle rollout_id, int64_t base, int64_t keep,
+                py::handle call) {
+    Streamed& streamed = rollouts_.at(rollout);
+    RolloutPlan& plan = *streamed.plan;
+    const auto index = static_cast<int64_t>(plan.calls().size());
+    PythonCall read(call, rollout_id, index, streamed.seen);
+    read.check_ids();
+    const Base before = find_base(plan, rollout_id, index, base, keep);
+
+    std::vector<int32_t> tail(static_cast<std::size_t>(read.prompt.size()));
+    read.prompt.copy(0, read.prompt.size(), tail.data());
+    const DeltaReader prompt(before.ids, keep, tail.data(), read.prompt.size());
+    if (read.call_class == CallClass::kEmpty && prompt.size() > 0 && read.response.size() > 0) {
+      read.call_class = CallClass::kLaidOut;  // only its tail was empty
+    }
+    plan.add(read.call_class, prompt, read.response, std::move(read.log_probs), before.position);
+    if (read.call_class != CallClass::kLaidOut) plan.keep_context(prompt, read.response);
+    plan.chains().forget_echoes();
+    if (!read.response_id.is_none()) streamed.seen.add(read.response_id);
+  }
+
+  void clear() { rollouts_.clear(); }
+  std::size_t size() const { return rollouts_.size(); }
+
+  RowSet rows(const py::array_t<float, py::array::c_style>& rewards, int64_t prompt,
+              int64_t response, int64_t total, bool drop_overlong, int truncated_rollouts) const {
+    require(static_cast<std::size_t>(rewards.size()) == rollouts_.size(), "rewards has ",
+            rewards.size(), " entries for ", rollouts_.size(), " rollouts");
+    std::vector<const RolloutPlan*> plans;
+    plans.reserve(rollouts_.size());
+    for (const Streamed& each : rollouts_) plans.push_back(each.plan.get());
+    const Limits limits{prompt, response, total, drop_overlong,
+                        static_cast<TruncatedRollouts>(truncated_rollouts)};
+    py::gil_scoped_release release;
+    return make_rows(plans, rewards.data(), limits);
+  }
+
+  // (rollout, call, prompt length, index, kind, chain, closest chain, its context length) each.
+  py::list mismatches() const {
+    py::list out;
+    for (std::size_t i = 0; i < rollouts_.size(); ++i) {
+      for (const PlannedMismatch& each : rollouts_[i].plan->mismatches()) {
+        const RolloutPlan& plan = *rollouts_[i].plan;
+        const PlannedCall& call = plan.calls()[static_cast<std::size_t>(each.call)];
+        out.append(py::make_tuple(i, each.call, call.prompt_length, each.index,
+                                  static_cast<int>(each.kind), each.chain, each.closest,
+                                  each.closest_context));
+      }
+    }
+    return out;
+  }
+
+  py::array_t<int32_t> context(std::size_t rollout, std::size_t chain, int64_t begin,
+                               int64_t end) const {
+    const std::vector<int32_t>& tokens =
+        rollouts_.at(rollout).plan->chains().list().at(chain).tokens;
+    const auto size = static_cast<int64_t>(tokens.size());
+    end = std::clamp<int64_t>(end, 0, size);
+    begin = std::clamp<int64_t>(begin, 0, end);
+    return py::array_t<int32_t>(end - begin, tokens.data() + begin);
+  }
+
+  // Response length of every call, rollouts end to end.
+  py::array_t<int64_t> response_lengths() const {
+    std::vector<int64_t> lengths;
+    for (const Streamed& each : rollouts_) {
+      for (const PlannedCall& call : each.plan->calls()) lengths.push_back(call.response_length);
+    }
+    return to_numpy(lengths);
+  }
+
+ private:
+  struct Streamed {
+    std::unique_ptr<RolloutPlan> plan;
+    py::set seen;  // response_ids, while calls come one by one
+  };
+
+  struct Base {
+    const int32_t* ids;
+    Chains::Position position;
+  };
+
+  static Base find_base(const RolloutPlan& plan, py::handle rollout_id, int64_t call, int64_t base,
+                        int64_t keep) {
+    const std::string where = Where{"", rollout_id, call}.text();
+    if (base == -1) {
+      require(keep == 0, where, "keep must be 0 without a base_call, got ", keep);
+      return {nullptr, {}};
+    }
+    require(base >= 0 && base < call, where, "base_call must be an earlier call, got ", base);
+    const PlannedCall& from = plan.calls()[static_cast<std::size_t>(base)];
+    const int64_t context = from.prompt_length + from.response_length;
+    require(keep >= 0 && keep <= context, where, "keep must be from 0 to the ", context,
+            " tokens of call ", base, ", got ", keep);
+    if (from.chain < 0) return {from.context.data(), {}};
+    const Chain& chain = plan.chains().list()[static_cast<std::size_t>(from.chain)];
+    return {chain.tokens.data(), plan.chains().position_of(from.chain, keep)};
+  }
+
+  Level level_;
+  std::vector<Streamed> rollouts_;
+};
+
+py::array_t<int64_t> counts_of(const RowSet& set) {
+  constexpr py::ssize_t kColumns = 10 + kNumDropReasons;
+  py::array_t<int64_t> out({static_cast<py::ssize_t>(set.counts.size()), kColumns});
+  int64_t* at = out.mutable_data();
+  for (const RolloutCounts& each : set.counts) {
+    for (const int64_t count :
+         {each.sampled, each.trained, each.truncated, each.duplicate, each.empty_calls,
+          each.empty_rows, each.rows, each.chains, each.cut_chains, int64_t{each.lost_tokens}}) {
+      *at++ = count;
+    }
+    at = std::copy(each.dropped.begin(), each.dropped.end(), at);
+  }
+  return out;
+}
+
+void fill_padded_rows(const RowSet& set, int64_t prompt_width, int64_t response_width,
+                      int64_t pad_token_id, const py::dict& outputs) {
+  require(prompt_width >= set.longest.prompt && response_width >= set.longest.response, "rows of ",
+          set.longest.prompt, " and ", set.longest.response, " tokens do not fit widths ",
+          prompt_width, " and ", response_width);
+  const PaddedOutput out = padded_output(outputs);
+  py::gil_scoped_release release;
+  fill_padded(set.rows.data(), static_cast<int64_t>(set.rows.size()),
+              {prompt_width, response_width}, pad_token_id, out);
+}
+
+void fill_jagged_rows(const RowSet& set, const py::dict& outputs) {
+  const auto required = [&](const char* name) { return outputs[name].cast<std::uintptr_t>(); };
+  const auto optional = [&](const char* name) {
+    return outputs.contains(name) ? required(name) : 0;
+  };
+  const JaggedOutput out{address<int64_t>(required("prompts")),
+                         address<int64_t>(required("responses")),
+                         address<int64_t>(required("input_ids")),
+                         address<int64_t>(required("position_ids")),
+                         address<int64_t>(required("response_mask")),
+                         address<int64_t>(optional("call_index")),
+                         address<float>(required("token_level_scores")),
+                         address<float>(optional("rollout_log_probs"))};
+  py::gil_scoped_release release;
+  fill_jagged(set.rows.data(), static_cast<int64_t>(set.rows.size()), out);
+}
+
+// (prompt length, response length) per row: (B,), (B,).
+py::tuple lengths_of(const RowSet& set) {
+  std::vector<int64_t> prompts;
+  std::vector<int64_t> responses;
+  for (const Row& row : set.rows) {
+    prompts.push_back(row.prompt_length);
+    responses.push_back(row.response_length);
+  }
+  return py::make_tuple(to_numpy(prompts), to_numpy(responses));
+}
+
+}  // namespace
+
+void bind_plan(py::module_& m) {
+  py::class_<RowSet>(m, "Rows")
+      .def("__len__", [](const RowSet& set) { return set.rows.size(); })
+      .def_property_readonly("longest",
+                             [](const RowSet& set) {
+                               return py::make_tuple(set.longest.prompt, set.longest.response);
+                             })
+      .def_property_readonly("lengths", &lengths_of)
+      .def_readonly("any_log_probs", &RowSet::any_log_probs)
+      .def_property_readonly("rollout", [](const RowSet& set) { return to_numpy(set.rollout); })
+      .def_property_readonly("first_call",
+                             [](const RowSet& set) { return to_numpy(set.first_call); })
+      .def_property_readonly("marked", [](const RowSet& set) { return to_numpy(set.marked); })
+      .def_property_readonly("has_log_probs",
+                             [](const RowSet& set) { return to_numpy(set.has_log_probs); })
+      .def_property_readonly("counts", &counts_of)
+      .def("fill_padded", &fill_padded_rows, py::arg("prompt_width"), py::arg("response_width"),
+           py::arg("pad_token_id"), py::kw_only(), py::arg("outputs"))
+      .def("fill_jagged", &fill_jagged_rows, py::kw_only(), py::arg("outputs"))
+      .def(
+          "flatten",
+          [](const RowSet& set) {
+            return FlatRows(set.rows.data(), static_cast<int64_t>(set.rows.size()));
+          },
+          py::keep_alive<0, 1>());
+
+  py::class_<Planner>(m, "Planner")
+      .def(py::init<bool>(), py::kw_only(), py::arg("trajectory"))
+      .def("add", &Planner::add, py::arg("rollout_id"), py::arg("calls"))
+      .def("open_with", &Planner::open_with, py::arg("rollout_id"), py::arg("base_call"),
+           py::arg("keep"), py::arg("call"))
+      .def("add_call", &Planner::add_call, py::arg("rollout"), py::arg("rollout_id"),
+           py::arg("base_call"), py::arg("keep"), py::arg("call"))
+      .def("clear", &Planner::clear)
+      .def("__len__", &Planner::size)
+      .def("rows", &Planner::rows, py::arg("rewards").noconvert(), py::kw_only(),
+           py::arg("max_prompt_length"), py::arg("max_response_length"),
+           py::arg("max_total_length"), py::arg("drop_overlong"), py::arg("truncated_rollouts"),
+           py::keep_alive<0, 1>())
+      .def("mismatches", &Planner::mismatches)
+      .def("context", &Planner::context, py::arg("rollout"), py::arg("chain"), py::arg("begin"),
+           py::arg("end"))
+      .def("response_lengths", &Planner::response_lengths);
+}
+
+}  // namespace agl::bindings

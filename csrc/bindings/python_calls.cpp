@@ -1,0 +1,90 @@
+#include "bindings/python_calls.h"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+namespace agl::bindings {
+namespace {
+
+// The values of a 1-D float array or tensor.
+py::object list_of_floats(py::object values, const Where& where) {
+  if (py::hasattr(values, "detach")) {
+    values = values.attr("detach")().attr("cpu")().attr("double")().attr("numpy")();
+  }
+  if (!py::isinstance<py::array>(values)) {
+    throw py::type_error(where.text() +
+                         " must be a list or tuple of float, a 1-D float array or tensor, or "
+                         "None, got " +
+                         std::string(py::repr(values)));
+  }
+  const auto array = py::reinterpret_borrow<py::array>(values);
+  if (array.dtype().kind() != 'f' || array.ndim() != 1) {
+    throw py::type_error(where.text() + " must be a 1-D array of floats, got a " +
+                         std::string(py::str(array.dtype())) + " array of shape " +
+                         std::string(py::str(array.attr("shape"))));
+  }
+  return array.attr("tolist")();
+}
+
+std::unique_ptr<float[]> read_log_probs(py::handle given, int64_t expected, const Where& where) {
+  if (given.is_none()) return nullptr;
+  py::object values = py::reinterpret_borrow<py::object>(given);
+  if (!PyList_Check(given.ptr()) && !PyTuple_Check(given.ptr())) {
+    values = list_of_floats(values, where);
+  }
+  const auto items = py::reinterpret_steal<py::object>(PySequence_Fast(values.ptr(), ""));
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(items.ptr());
+  if (count != expected) {
+    throw py::value_error(where.text() + " has " + std::to_string(count) +
+                          " entries, but response_ids has " + std::to_string(expected));
+  }
+  std::unique_ptr<float[]> out(new float[static_cast<std::size_t>(count)]);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* item = PySequence_Fast_GET_ITEM(items.ptr(), i);
+    const double value = PyBool_Check(item) ? -1.0 : PyFloat_AsDouble(item);
+    if (PyBool_Check(item) || (value == -1.0 && PyErr_Occurred())) {
+      PyErr_Clear();
+      throw py::type_error(where.text() + "[" + std::to_string(i) + "] is " +
+                           std::string(py::repr(item)) + "; log-probs must be float");
+    }
+    const auto single = static_cast<float>(value);
+    if (!std::isfinite(single)) {
+      throw py::value_error(where.text() + "[" + std::to_string(i) + "] is " +
+                            std::string(py::repr(item)) + "; log-probs must be finite");
+    }
+    out[static_cast<std::size_t>(i)] = single;
+  }
+  return out;
+}
+
+bool is_abort(py::handle finish_reason) {
+  return PyUnicode_Check(finish_reason.ptr()) &&
+         PyUnicode_CompareWithASCIIString(finish_reason.ptr(), "abort") == 0;
+}
+
+CallClass classify(py::handle call, py::handle response_id, const py::set& seen, bool empty) {
+  if (!response_id.is_none() && seen.contains(response_id)) return CallClass::kDuplicate;
+  if (is_abort(call.attr("finish_reason"))) return CallClass::kAborted;
+  if (!call.attr("trainable").cast<bool>()) return CallClass::kExcluded;
+  return empty ? CallClass::kEmpty : CallClass::kLaidOut;
+}
+
+}  // namespace
+
+PythonCall::PythonCall(py::handle call, py::handle rollout_id, int64_t index, const py::set& seen)
+    : prompt(call.attr("prompt_ids"), {"prompt_ids", rollout_id, index}),
+      response(call.attr("response_ids"), {"response_ids", rollout_id, index}),
+      log_probs(read_log_probs(call.attr("log_probs"), response.size(),
+                               {"log_probs", rollout_id, index})),
+      response_id(call.attr("response_id")) {
+  call_class = classify(call, response_id, seen, prompt.size() == 0 || response.size() == 0);
+}
+
+void PythonCall::check_ids() const {
+  std::vector<int32_t> scratch(static_cast<std::size_t>(std::max(prompt.size(), response.size())));
+  prompt.copy(0, prompt.size(), scratch.data());
+  response.copy(0, response.size(), scratch.data());
+}
+
+}  // namespace agl::bindings

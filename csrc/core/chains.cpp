@@ -1,0 +1,166 @@
+#include "core/chains.h"
+
+#include <algorithm>
+
+namespace agl {
+namespace {
+
+constexpr int32_t kRoot = 0;
+
+uint64_t child_key(int32_t node, int32_t token) {
+  return static_cast<uint64_t>(node) << 32 | static_cast<uint32_t>(token);
+}
+
+}  // namespace
+
+Chains::Chains() : nodes_{{-1, -1, 0, 0, -1, -1, 0}} {}
+
+Placement Chains::add(int32_t call, const TokenReader& prompt, const TokenReader& response,
+                      const float* log_probs, Position from) {
+  const Position at = match(prompt, from);
+  int32_t id = longest_context(at);
+  Placement placement{id, false, -1, 0, 0, MismatchKind::kShortened};
+  if (id < 0) {
+    if (!chains_.empty()) placement = compare(prompt, at);
+    id = placement.chain = open(call, prompt, response.size(), at);
+    append(chain(id), call, prompt, response, log_probs);
+    settle(id, at);
+    return placement;
+  }
+
+  Chain& extended = chain(id);
+  const int32_t leaf = extended.leaf;
+  const bool grows_in_place = node(leaf).owner == id && node(leaf).children == 0 &&
+                              at.node == leaf && extended.same_context < 0;
+  append(extended, call, prompt, response, log_probs);
+  if (grows_in_place) {
+    node(leaf).end = extended.context_length();
+    touch(id);
+  } else {
+    node(leaf).ending = extended.same_context;
+    extended.same_context = -1;
+    settle(id, at);
+  }
+  return placement;
+}
+
+Placement Chains::add_alone(int32_t call, const TokenReader& prompt, const TokenReader& response,
+                            const float* log_probs) {
+  const int32_t id = open(call, prompt, response.size(), {});
+  append(chain(id), call, prompt, response, log_probs);
+  return {id, false, -1, 0, 0, MismatchKind::kShortened};
+}
+
+Chains::Position Chains::position_of(int32_t id, int64_t depth) const {
+  int32_t at = chain(id).leaf;
+  while (node(at).begin >= depth && at != kRoot) at = node(at).parent;
+  return {at, depth};
+}
+
+void Chains::forget_echoes() {
+  for (Chain& each : chains_) each.echo = {};
+}
+
+Chains::Position Chains::match(const TokenReader& sequence, Position from) const {
+  Position at = from;
+  while (true) {
+    const Node& here = node(at.node);
+    const int64_t end = std::min(here.end, sequence.size());
+    if (at.depth < end) {
+      const Chain& owner = chain(here.owner);
+      at.depth = sequence.first_difference(at.depth, end, owner.tokens.data(), owner.echo);
+    }
+    if (at.depth < here.end || at.depth == sequence.size() || here.children == 0) return at;
+    const auto child = children_.find(child_key(at.node, sequence.at(at.depth)));
+    if (child == children_.end()) return at;
+    at.node = child->second;
+  }
+}
+
+int32_t Chains::longest_context(Position at) const {
+  int32_t id = at.node;
+  if (at.depth < node(id).end) id = node(id).parent;
+  while (id >= 0 && node(id).ending < 0) id = node(id).parent;
+  return id < 0 ? -1 : node(id).ending;
+}
+
+Placement Chains::compare(const TokenReader& prompt, Position at) const {
+  const int32_t closest = node(at.node).latest;
+  const auto kind = at.depth == prompt.size()                 ? MismatchKind::kShortened
+                    : at.depth < chain(closest).prompt_length ? MismatchKind::kNewConversation
+                                                              : MismatchKind::kHistoryRewritten;
+  return {-1, true, closest, at.depth, chain(closest).context_length(), kind};
+}
+
+// A chain that holds its first prompt and nothing after it; tokens up to `at` are in the tree.
+int32_t Chains::open(int32_t call, const TokenReader& prompt, int64_t response_length,
+                     Position at) {
+  Chain opened;
+  opened.first_call = call;
+  opened.prompt_length = static_cast<int32_t>(prompt.size());
+  const int64_t room = prompt.size() + response_length;
+  opened.tokens.reserve(
+      static_cast<std::size_t>(chains_.empty() ? std::max(room, reserve_) : room));
+  opened.tokens.resize(static_cast<std::size_t>(prompt.size()));
+  if (at.depth > 0) {
+    std::copy_n(chain(node(at.node).owner).tokens.data(), at.depth, opened.tokens.data());
+  }
+  prompt.copy(at.depth, prompt.size(), opened.tokens.data() + at.depth);
+  chains_.push_back(std::move(opened));
+  return static_cast<int32_t>(chains_.size()) - 1;
+}
+
+void Chains::append(Chain& to, int32_t call, const TokenReader& prompt, const TokenReader& response,
+                    const float* log_probs) {
+  const int64_t context = to.context_length();
+  const int64_t observed = prompt.size() - context;
+  to.tokens.resize(static_cast<std::size_t>(prompt.size() + response.size()));
+  prompt.copy(context, prompt.size(), to.tokens.data() + context);
+  response.copy(0, response.size(), to.tokens.data() + prompt.size());
+  int32_t end = static_cast<int32_t>(context) - to.prompt_length;
+  if (observed > 0) {
+    end += static_cast<int32_t>(observed);
+    to.segments.push_back({end, -1, nullptr});
+  }
+  end += static_cast<int32_t>(response.size());
+  to.segments.push_back({end, call, log_probs});
+  to.echo = {&prompt, &response};
+}
+
+// Gives the chain's context, known to be in the tree up to `at`, its place in the tree.
+void Chains::settle(int32_t id, Position at) {
+  Chain& settled = chain(id);
+  at = match(SpanReader(settled.tokens.data(), settled.context_length()), at);
+  int32_t end = at.depth < node(at.node).end ? split(at) : at.node;
+  if (at.depth < settled.context_length()) {
+    const auto leaf = static_cast<int32_t>(nodes_.size());
+    const int32_t token = settled.tokens[static_cast<std::size_t>(at.depth)];
+    nodes_.push_back({end, id, at.depth, settled.context_length(), -1, -1, 0});
+    children_.emplace(child_key(end, token), leaf);
+    ++node(end).children;
+    end = leaf;
+  }
+  settled.leaf = end;
+  settled.same_context = node(end).ending;
+  node(end).ending = id;
+  touch(id);
+}
+
+// Cuts a node in two at `at`; the lower part keeps the id, the new upper part is returned.
+int32_t Chains::split(Position at) {
+  const auto upper = static_cast<int32_t>(nodes_.size());
+  const Node lower = node(at.node);
+  const std::vector<int32_t>& tokens = chain(lower.owner).tokens;
+  nodes_.push_back({lower.parent, lower.owner, lower.begin, at.depth, -1, lower.latest, 1});
+  children_[child_key(lower.parent, tokens[static_cast<std::size_t>(lower.begin)])] = upper;
+  children_.emplace(child_key(upper, tokens[static_cast<std::size_t>(at.depth)]), at.node);
+  node(at.node).parent = upper;
+  node(at.node).begin = at.depth;
+  return upper;
+}
+
+void Chains::touch(int32_t id) {
+  for (int32_t at = chain(id).leaf; at >= 0; at = node(at).parent) node(at).latest = id;
+}
+
+}  // namespace agl

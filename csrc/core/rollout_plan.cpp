@@ -1,0 +1,32 @@
+#include "core/rollout_plan.h"
+
+#include <utility>
+
+namespace agl {
+
+void RolloutPlan::add(CallClass call_class, const TokenReader& prompt, const TokenReader& response,
+                      std::unique_ptr<float[]> log_probs, Chains::Position from) {
+  PlannedCall planned{call_class, -1, prompt.size(), response.size(), {}};
+  if (call_class == CallClass::kLaidOut) {
+    const auto call = static_cast<int32_t>(calls_.size());
+    const Placement placed = level_ == Level::kTrajectory
+                                 ? chains_.add(call, prompt, response, log_probs.get(), from)
+                                 : chains_.add_alone(call, prompt, response, log_probs.get());
+    planned.chain = placed.chain;
+    if (placed.mismatched) {
+      mismatches_.push_back(
+          {call, placed.chain, placed.closest, placed.index, placed.closest_context, placed.kind});
+    }
+    if (log_probs) log_probs_.push_back(std::move(log_probs));
+  }
+  calls_.push_back(std::move(planned));
+}
+
+void RolloutPlan::keep_context(const TokenReader& prompt, const TokenReader& response) {
+  std::vector<int32_t>& context = calls_.back().context;
+  context.resize(static_cast<std::size_t>(prompt.size() + response.size()));
+  prompt.copy(0, prompt.size(), context.data());
+  response.copy(0, response.size(), context.data() + prompt.size());
+}
+
+}  // namespace agl

@@ -1,0 +1,113 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/chains.h"
+#include "core/rows.h"
+
+namespace agl {
+
+enum class Level : uint8_t { kTransition, kTrajectory };
+
+// What becomes of a call, in the order the rules are asked.
+enum class CallClass : uint8_t { kLaidOut, kDuplicate, kAborted, kExcluded, kEmpty };
+
+struct PlannedCall {
+  CallClass call_class;
+  int32_t chain;  // -1 unless laid out
+  int64_t prompt_length;
+  int64_t response_length;
+  std::vector<int32_t> context;  // prompt and response, only of calls not laid out that are kept
+};
+
+struct PlannedMismatch {
+  int32_t call;
+  int32_t chain;  // the chain the call opened
+  int32_t closest;
+  int64_t index;
+  int64_t closest_context;
+  MismatchKind kind;
+};
+
+// One rollout's calls, merged into chains as they come.
+class RolloutPlan {
+ public:
+  explicit RolloutPlan(Level level) : level_(level) {}
+
+  // `log_probs`: one per response token, or null.
+  void add(CallClass call_class, const TokenReader& prompt, const TokenReader& response,
+           std::unique_ptr<float[]> log_probs, Chains::Position from = {});
+
+  // Lets later calls refer to the last call's tokens although it was not laid out.
+  void keep_context(const TokenReader& prompt, const TokenReader& response);
+
+  Chains& chains() { return chains_; }
+  const Chains& chains() const { return chains_; }
+  const std::vector<PlannedCall>& calls() const { return calls_; }
+  const std::vector<PlannedMismatch>& mismatches() const { return mismatches_; }
+
+ private:
+  Level level_;
+  Chains chains_;
+  std::vector<PlannedCall> calls_;
+  std::vector<PlannedMismatch> mismatches_;
+  std::vector<std::unique_ptr<float[]>> log_probs_;
+};
+
+enum class TruncatedRollouts : uint8_t { kTrain, kMask, kZeroReward };
+
+struct Limits {
+  int64_t prompt;    // P
+  int64_t response;  // R
+  int64_t total;     // prompt and response together; 0: no such limit
+  bool drop_overlong;
+  TruncatedRollouts truncated_rollouts;
+};
+
+enum DropReason : uint8_t {
+  kAborted,
+  kExcluded,
+  kEmpty,
+  kOverlongPrompt,
+  kTruncatedRollout,
+  kNumDropReasons
+};
+
+// A rollout's sampled tokens by what became of them, and what else is counted.
+struct RolloutCounts {
+  int64_t sampled = 0;
+  int64_t trained = 0;
+  int64_t truncated = 0;
+  int64_t duplicate = 0;
+  std::array<int64_t, kNumDropReasons> dropped{};
+  int64_t empty_calls = 0;
+  int64_t empty_rows = 0;
+  int64_t rows = 0;
+  int64_t chains = 0;
+  int64_t cut_chains = 0;    // chains whose response was longer than its limit
+  bool lost_tokens = false;  // sampled tokens were lost to a limit
+};
+
+// The rows of a batch. They point into the plans they were made from.
+struct RowSet {
+  std::vector<Row> rows;
+  std::vector<Segment> segments;
+  std::vector<int32_t> rollout;        // per row
+  std::vector<int32_t> first_call;     // per row
+  std::vector<uint8_t> marked;         // per row: counts in its group, not in the update
+  std::vector<uint8_t> has_log_probs;  // per row: known for every sampled token
+  std::vector<RolloutCounts> counts;   // per rollout
+  bool any_log_probs = false;
+  Widths longest{0, 0};
+  int64_t prompt_tokens = 0;
+  int64_t response_tokens = 0;
+};
+
+// Cuts every chain to the limits. `rewards`: one per rollout.
+RowSet make_rows(const std::vector<const RolloutPlan*>& plans, const float* rewards,
+                 const Limits& limits);
+
+}  // namespace agl

@@ -1,0 +1,77 @@
+"""PPO batches from agents' calls in one native pass, and a VERL algorithm that trains on them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from agl_fast._core import __version__
+
+if TYPE_CHECKING:
+    from agl_fast import reference
+    from agl_fast.batch.accounting import (
+        Accounting,
+        EmptyBatchError,
+        Mismatch,
+        RolloutEntry,
+    )
+    from agl_fast.batch.builder import Batch, BatchBuilder, build_batch
+    from agl_fast.batch.calls import Call, Rollout
+    from agl_fast.ops.pad import (
+        get_left_padded_ids_and_attention_mask,
+        get_right_padded_ids_and_attention_mask,
+        pad_left,
+        pad_right,
+    )
+    from agl_fast.ops.parse import parse_token_ids
+
+__all__ = [
+    "Accounting",
+    "Batch",
+    "BatchBuilder",
+    "Call",
+    "EmptyBatchError",
+    "Mismatch",
+    "Rollout",
+    "RolloutEntry",
+    "__version__",
+    "build_batch",
+    "get_left_padded_ids_and_attention_mask",
+    "get_right_padded_ids_and_attention_mask",
+    "pad_left",
+    "pad_right",
+    "parse_token_ids",
+    "reference",
+]
+
+# Loaded on first use: importing agl_fast loads neither numpy nor torch.
+_HOMES = {
+    "Accounting": "agl_fast.batch.accounting",
+    "Batch": "agl_fast.batch.builder",
+    "BatchBuilder": "agl_fast.batch.builder",
+    "Call": "agl_fast.batch.calls",
+    "EmptyBatchError": "agl_fast.batch.accounting",
+    "Mismatch": "agl_fast.batch.accounting",
+    "Rollout": "agl_fast.batch.calls",
+    "RolloutEntry": "agl_fast.batch.accounting",
+    "build_batch": "agl_fast.batch.builder",
+    "get_left_padded_ids_and_attention_mask": "agl_fast.ops.pad",
+    "get_right_padded_ids_and_attention_mask": "agl_fast.ops.pad",
+    "pad_left": "agl_fast.ops.pad",
+    "pad_right": "agl_fast.ops.pad",
+    "parse_token_ids": "agl_fast.ops.parse",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "reference":
+        return import_module("agl_fast.reference")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'agl_fast' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

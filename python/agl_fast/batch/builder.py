@@ -1,0 +1,413 @@
+"""Rollouts in, one PPO batch out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from agl_fast import _core
+from agl_fast.batch.accounting import Accounting, EmptyBatchError, Mismatch, RolloutEntry
+from agl_fast.batch.calls import Call, LogProbs, Rollout, TokenIds
+from agl_fast.batch.collect import collect_accounting, collect_mismatches
+from agl_fast.batch.metrics import training_metrics
+from agl_fast.batch.options import Layout, Level, Options, OverlongPrompt, TruncatedRollouts
+from agl_fast.batch.rewards import final_reward, read_reward
+from agl_fast.ops import rows as row_ops
+from agl_fast.ops.buffers import Buffers
+
+logger = logging.getLogger(__name__)
+
+_TRUNCATED_ROLLOUTS = {"train": 0, "mask": 1, "zero_reward": 2}
+
+
+@dataclass(slots=True)
+class Batch:
+    """One PPO batch: B rows, P prompt width, R response width, T = P + R.
+
+    Attributes:
+        tensors: by name (docs/rows.md, "The tensors"): prompts (B, P), responses, response_mask
+            and, if asked for, call_index (B, R), input_ids, attention_mask and position_ids (B, T),
+            all int64; token_level_scores (B, R) float32; is_drop_mask (B,) bool;
+            rollout_log_probs (B, R) float32 if any row has some. In layout jagged the first eight
+            and rollout_log_probs are nested tensors, and attention_mask is left out.
+        columns: by name, one entry a row: data_id_list, rollout_id_list, first_call_index_list,
+            turn_index_list (level transition), has_rollout_log_probs.
+        rollouts: one entry per rollout, in the order given, also those without rows.
+        accounting: what became of every sampled token.
+        mismatches: calls that extended no chain although one was open (level trajectory).
+        metrics: ``training/*`` numbers.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    columns: dict[str, NDArray[Any]]
+    rollouts: list[RolloutEntry]
+    accounting: Accounting
+    mismatches: list[Mismatch]
+    metrics: dict[str, float]
+
+    def __len__(self) -> int:
+        """B, the number of rows."""
+        return len(self.columns["rollout_id_list"])
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A rollout that is planned; its reward is settled when the batch is built."""
+
+    rollout_id: str
+    data_id: str
+    reward: float | None
+    n_calls: int
+    status: str | None
+    index: int
+    open: bool
+
+
+class BatchBuilder:
+    """Builds batches from rollouts that arrive one by one.
+
+    Each rollout is planned when it is added, while others still run; ``finish`` only fills the
+    tensors. Lists cost one pointer compare for every token that a prompt repeats of the prompt
+    before; arrays cost nothing for it where prompts and responses are views of one base array.
+
+    Args:
+        level, max_prompt_length, …, device: as for ``build_batch``.
+        reuse_buffers: keep the output memory from batch to batch. The tensors of the batch before
+            become invalid as soon as ``finish`` is called again. It spares the first touch of
+            fresh memory, which costs more than writing the batch.
+
+    Raises:
+        TypeError, ValueError: an option has the wrong type or value; the message names it.
+    """
+
+    def __init__(
+        self,
+        *,
+        level: Level = "trajectory",
+        max_prompt_length: int,
+        max_response_length: int,
+        max_total_length: int | None = None,
+        pad_token_id: int,
+        overlong_prompt: OverlongPrompt | None = None,
+        truncated_rollouts: TruncatedRollouts = "train",
+        reward_fillna_value: float = 0.0,
+        trim: bool = False,
+        layout: Layout = "padded",
+        call_index: bool = False,
+        tokenizer: Any = None,
+        device: torch.device | str | None = None,
+        reuse_buffers: bool = False,
+    ) -> None:
+        self._options = Options(
+            level=level,
+            max_prompt_length=max_prompt_length,
+            max_response_length=max_response_length,
+            max_total_length=max_total_length,
+            pad_token_id=pad_token_id,
+            overlong_prompt=overlong_prompt,
+            truncated_rollouts=truncated_rollouts,
+            reward_fillna_value=reward_fillna_value,
+            trim=trim,
+            layout=layout,
+            call_index=call_index,
+            tokenizer=tokenizer,
+        )
+        target = torch.device("cpu" if device is None else device)
+        self._buffers = Buffers(target, reuse=reuse_buffers)
+        self._planner = _core.Planner(trajectory=level == "trajectory")
+        self._pending: dict[str, _Pending] = {}
+
+    def __len__(self) -> int:
+        """Rollouts added since the last batch."""
+        return len(self._pending)
+
+    def add(self, rollout: Rollout) -> None:
+        """Plan a whole rollout. On an error the builder is as before.
+
+        Raises:
+            TypeError, ValueError: a field is wrong; the message names the rollout, call, field,
+                index and value. ValueError: its rollout_id is already in this batch.
+        """
+        rollout_id = rollout.rollout_id
+        if rollout_id in self._pending:
+            raise ValueError(f"rollout {rollout_id!r} is already in this batch")
+        reward = final_reward(rollout_id, rollout.reward, rollout.calls)
+        self._planner.add(rollout_id, rollout.calls)
+        self._pending[rollout_id] = _Pending(
+            rollout_id,
+            rollout.data_id,
+            reward,
+            len(rollout.calls),
+            rollout.status,
+            len(self._pending),
+            open=False,
+        )
+
+    def add_call(
+        self,
+        rollout_id: str,
+        base_call: int | None,
+        keep: int,
+        prompt_tail: TokenIds,
+        response_ids: TokenIds,
+        log_probs: LogProbs | None = None,
+        reward: float | None = None,
+        *,
+        response_id: str | None = None,
+        finish_reason: str | None = None,
+        policy_version: int | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        agent: str | None = None,
+        trainable: bool = True,
+    ) -> None:
+        """Plan one call of a running rollout, coded as a difference to an earlier one.
+
+        The prompt is the first ``keep`` tokens of call ``base_call``'s prompt and response, then
+        ``prompt_tail``. The first call opens the rollout; ``close_rollout`` says what it earned.
+        On an error the builder is as before.
+
+        Args:
+            rollout_id: a rollout that is not closed.
+            base_call: index of an earlier call of it; None for none, then ``keep`` is 0.
+            keep: tokens taken over from it.
+            prompt_tail: ids after those.
+            response_ids, log_probs, …, trainable: as for ``Call``.
+
+        Raises:
+            TypeError, ValueError: as for ``add``.
+        """
+        pending = self._pending.get(rollout_id)
+        if pending is not None and not pending.open:
+            raise ValueError(f"rollout {rollout_id!r} is already complete in this batch")
+        n_calls = 0 if pending is None else pending.n_calls
+        own = read_reward(reward, f"rollout {rollout_id!r}, call {n_calls}: reward")
+        call = Call(
+            prompt_tail,
+            response_ids,
+            log_probs,
+            reward,
+            response_id=response_id,
+            finish_reason=finish_reason,
+            policy_version=policy_version,
+            sampling=sampling,
+            agent=agent,
+            trainable=trainable,
+        )
+        base = -1 if base_call is None else base_call
+        if pending is None:
+            self._planner.open_with(rollout_id, base, keep, call)
+            pending = _Pending(rollout_id, rollout_id, None, 0, None, len(self._pending), open=True)
+            self._pending[rollout_id] = pending
+        else:
+            self._planner.add_call(pending.index, rollout_id, base, keep, call)
+        pending.n_calls += 1
+        pending.reward = pending.reward if own is None else own
+
+    def close_rollout(
+        self,
+        rollout_id: str,
+        data_id: str,
+        reward: float | None = None,
+        *,
+        status: str | None = None,
+    ) -> None:
+        """Complete a rollout that ``add_call`` opened.
+
+        A rollout that is not closed when the batch is built stands in a group of its own, with
+        its rollout_id as data_id.
+
+        Args:
+            rollout_id: a rollout that is not closed.
+            data_id, reward, status: as for ``Rollout``.
+
+        Raises:
+            ValueError: there is no such rollout, or the reward is infinite.
+            TypeError: the reward is not a number.
+        """
+        pending = self._pending.get(rollout_id)
+        if pending is None or not pending.open:
+            raise ValueError(f"rollout {rollout_id!r} is not open in this batch")
+        given = read_reward(reward, f"rollout {rollout_id!r}: reward")
+        pending.data_id = data_id
+        pending.status = status
+        pending.reward = pending.reward if given is None else given
+        pending.open = False
+
+    def finish(self) -> Batch:
+        """Fill the tensors and begin a new batch.
+
+        Raises:
+            ValueError: no rollout was added.
+            EmptyBatchError: none of them gave a row; the builder begins a new batch.
+        """
+        if not self._pending:
+            raise ValueError("no rollouts: add at least one before the batch is built")
+        options = self._options
+        pending = list(self._pending.values())
+        rewards = [self._filled(each.reward) for each in pending]
+        rows = self._planner.rows(
+            np.array(rewards, np.float32),
+            max_prompt_length=options.max_prompt_length,
+            max_response_length=options.max_response_length,
+            max_total_length=options.max_total_length or 0,
+            drop_overlong=options.drops_overlong,
+            truncated_rollouts=_TRUNCATED_ROLLOUTS[options.truncated_rollouts],
+        )
+        counts = collect_accounting(rows.counts)
+        accounting = sum((each.accounting for each in counts), Accounting())
+        if len(rows) == 0:
+            self._clear()
+            raise EmptyBatchError(
+                f"none of {len(pending)} rollouts gave a row; {accounting}", accounting
+            )
+        entries = [
+            RolloutEntry(
+                rollout_id=each.rollout_id,
+                data_id=each.data_id,
+                reward=0.0
+                if count.truncated and options.truncated_rollouts == "zero_reward"
+                else reward,
+                has_reward=each.reward is not None,
+                n_calls=each.n_calls,
+                n_rows=count.n_rows,
+                accounting=count.accounting,
+                truncated=count.truncated,
+                status=each.status,
+            )
+            for each, reward, count in zip(pending, rewards, counts, strict=True)
+        ]
+        self._warn_of_missing_rewards(entries)
+        mismatches = collect_mismatches(self._planner, self._pending, options.tokenizer)
+        batch = Batch(
+            tensors=self._tensors(rows),
+            columns=self._columns(rows, entries),
+            rollouts=entries,
+            accounting=accounting,
+            mismatches=mismatches,
+            metrics=training_metrics(
+                entries,
+                accounting,
+                self._planner.response_lengths(),
+                np.array([count.n_chains for count in counts]),
+                sum(count.n_cut_chains for count in counts),
+                mismatches if options.level == "trajectory" else None,
+            ),
+        )
+        self._clear()
+        return batch
+
+    def _clear(self) -> None:
+        self._planner.clear()
+        self._pending.clear()
+
+    def _filled(self, reward: float | None) -> float:
+        return self._options.reward_fillna_value if reward is None else reward
+
+    def _warn_of_missing_rewards(self, entries: list[RolloutEntry]) -> None:
+        missing = [entry.rollout_id for entry in entries if not entry.has_reward]
+        if missing:
+            logger.warning(
+                "%d of %d rollouts have no reward and get %g, the first is %r",
+                len(missing),
+                len(entries),
+                self._options.reward_fillna_value,
+                missing[0],
+            )
+
+    def _tensors(self, rows: _core.Rows) -> dict[str, torch.Tensor]:
+        options = self._options
+        if options.layout == "jagged":
+            tensors = row_ops.jagged(rows, call_index=options.call_index, buffers=self._buffers)
+        else:
+            widths = (options.max_prompt_length, options.max_response_length)
+            tensors = row_ops.padded(
+                rows,
+                *(rows.longest if options.trim else widths),
+                options.pad_token_id,
+                call_index=options.call_index,
+                buffers=self._buffers,
+            )
+        marked = torch.from_numpy(rows.marked.astype(bool))
+        tensors["is_drop_mask"] = marked.to(self._buffers.device)
+        return tensors
+
+    def _columns(self, rows: _core.Rows, entries: list[RolloutEntry]) -> dict[str, NDArray[Any]]:
+        owners = [entries[index] for index in rows.rollout.tolist()]
+        first_call = rows.first_call.astype(np.int64)
+        columns: dict[str, NDArray[Any]] = {
+            "data_id_list": np.array([entry.data_id for entry in owners], object),
+            "rollout_id_list": np.array([entry.rollout_id for entry in owners], object),
+            "first_call_index_list": first_call,
+            "has_rollout_log_probs": rows.has_log_probs.astype(bool),
+        }
+        if self._options.level == "transition":
+            columns["turn_index_list"] = first_call.copy()
+        return columns
+
+
+def build_batch(
+    rollouts: Iterable[Rollout],
+    *,
+    level: Level = "trajectory",
+    max_prompt_length: int,
+    max_response_length: int,
+    max_total_length: int | None = None,
+    pad_token_id: int,
+    overlong_prompt: OverlongPrompt | None = None,
+    truncated_rollouts: TruncatedRollouts = "train",
+    reward_fillna_value: float = 0.0,
+    trim: bool = False,
+    layout: Layout = "padded",
+    call_index: bool = False,
+    tokenizer: Any = None,
+    device: torch.device | str | None = None,
+) -> Batch:
+    """Turn rollouts into one PPO batch, as docs/rows.md says.
+
+    Args:
+        rollouts: in the order their rows shall stand.
+        level: ``transition``, one row a call; ``trajectory``, calls merge into a row where a prompt
+            extends the context before it.
+        max_prompt_length: P, at least 1.
+        max_response_length: R, at least 1; a row keeps the first R response tokens.
+        max_total_length: limit on a row's prompt and response together.
+        pad_token_id: id written where no token is.
+        overlong_prompt: ``spill`` moves the tokens past P into the response, untrained; ``drop``
+            keeps the first P and marks the row. None: ``spill`` at level trajectory, else ``drop``.
+        truncated_rollouts: what becomes of a rollout that lost sampled tokens to a limit:
+            ``train`` the rest, ``mask`` its rows, or train it with ``zero_reward``.
+        reward_fillna_value: reward of rollouts that have none.
+        trim: widths are the longest prompt and response of the batch instead of P and R.
+        layout: ``padded`` or ``jagged`` (nested tensors).
+        call_index: also give the call that sampled each response token.
+        tokenizer: with ``decode``; tells retokenised text from rewritten history.
+        device: where the tensors live; None means the CPU.
+
+    Raises:
+        TypeError, ValueError: an option, or a field of a rollout, is wrong; the message names it.
+        EmptyBatchError: no call gave a row.
+    """
+    builder = BatchBuilder(
+        level=level,
+        max_prompt_length=max_prompt_length,
+        max_response_length=max_response_length,
+        max_total_length=max_total_length,
+        pad_token_id=pad_token_id,
+        overlong_prompt=overlong_prompt,
+        truncated_rollouts=truncated_rollouts,
+        reward_fillna_value=reward_fillna_value,
+        trim=trim,
+        layout=layout,
+        call_index=call_index,
+        tokenizer=tokenizer,
+        device=device,
+    )
+    for rollout in rollouts:
+        builder.add(rollout)
+    return builder.finish()

@@ -1,0 +1,112 @@
+"""Planned rows → tensors."""
+
+from __future__ import annotations
+
+import torch
+
+from agl_fast import _core
+from agl_fast.ops import cuda
+from agl_fast.ops.buffers import Buffers
+from agl_fast.ops.expand import expand
+
+# Tensors by the family whose widths they share: (B, P), (B, T) and (B, R).
+PROMPT_KEYS = ("prompts",)
+TOTAL_KEYS = ("input_ids", "attention_mask", "position_ids")
+RESPONSE_KEYS = (
+    "responses",
+    "response_mask",
+    "call_index",
+    "token_level_scores",
+    "rollout_log_probs",
+)
+FLOAT_KEYS = ("token_level_scores", "rollout_log_probs")
+
+
+def _dtype(name: str) -> torch.dtype:
+    return torch.float32 if name in FLOAT_KEYS else torch.int64
+
+
+def _asked(names: tuple[str, ...], call_index: bool, log_probs: bool) -> list[str]:
+    absent = {"call_index": not call_index, "rollout_log_probs": not log_probs}
+    return [name for name in names if not absent.get(name, False)]
+
+
+def padded(
+    rows: _core.Rows,
+    prompt_width: int,
+    response_width: int,
+    pad_token_id: int,
+    *,
+    call_index: bool,
+    buffers: Buffers,
+) -> dict[str, torch.Tensor]:
+    """The padded tensors of B rows; P = ``prompt_width``, R = ``response_width``, T = P + R.
+
+    Returns:
+        ``prompts`` (B, P), ``responses`` and ``response_mask`` (B, R), ``input_ids``,
+        ``attention_mask`` and ``position_ids`` (B, T), all int64; ``token_level_scores`` (B, R)
+        float32; ``call_index`` (B, R) int64 if asked for; ``rollout_log_probs`` (B, R) float32 if
+        any row has some.
+
+    Raises:
+        ValueError: a row does not fit the widths.
+        RuntimeError: the buffers are on a CUDA device and torch finds none.
+    """
+    log_probs = rows.any_log_probs
+    if cuda.runs_on(buffers.device):
+        return expand(
+            rows.flatten(),
+            prompt_width,
+            response_width,
+            pad_token_id,
+            call_index=call_index,
+            log_probs=log_probs,
+            device=buffers.device,
+        )
+    widths = dict.fromkeys(PROMPT_KEYS, prompt_width)
+    widths |= dict.fromkeys(TOTAL_KEYS, prompt_width + response_width)
+    widths |= dict.fromkeys(RESPONSE_KEYS, response_width)
+    host = _on_host(buffers)
+    tensors = {
+        name: host.empty(name, (len(rows), widths[name]), _dtype(name))
+        for name in _asked((*PROMPT_KEYS, *TOTAL_KEYS, *RESPONSE_KEYS), call_index, log_probs)
+    }
+    outputs = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+    rows.fill_padded(prompt_width, response_width, pad_token_id, outputs=outputs)
+    return {name: tensor.to(buffers.device) for name, tensor in tensors.items()}
+
+
+def _on_host(buffers: Buffers) -> Buffers:
+    if buffers.device.type == "cpu":
+        return buffers
+    return Buffers(torch.device("cpu"), reuse=False)
+
+
+def jagged(rows: _core.Rows, *, call_index: bool, buffers: Buffers) -> dict[str, torch.Tensor]:
+    """The same tensors without padding, as nested tensors of B rows (layout ``torch.jagged``).
+
+    ``attention_mask`` is left out: every token is real. Tensors of one width share their offsets.
+    """
+    lengths = dict(zip(("prompt", "response"), map(torch.from_numpy, rows.lengths), strict=True))
+    families = {
+        PROMPT_KEYS: lengths["prompt"],
+        ("input_ids", "position_ids"): lengths["prompt"] + lengths["response"],
+        RESPONSE_KEYS: lengths["response"],
+    }
+    host = _on_host(buffers)
+    offsets = {}
+    values = {}
+    for names, family_lengths in families.items():
+        starts = torch.zeros(len(rows) + 1, dtype=torch.int64)
+        torch.cumsum(family_lengths, 0, out=starts[1:])
+        for name in _asked(names, call_index, rows.any_log_probs):
+            offsets[name] = starts
+            values[name] = host.empty(f"jagged {name}", (int(starts[-1]),), _dtype(name))
+    rows.fill_jagged(outputs={name: tensor.data_ptr() for name, tensor in values.items()})
+    moved = {id(starts): starts.to(buffers.device) for starts in offsets.values()}
+    return {
+        name: torch.nested.nested_tensor_from_jagged(
+            tensor.to(buffers.device), offsets=moved[id(offsets[name])]
+        )
+        for name, tensor in values.items()
+    }
