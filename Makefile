@@ -39,6 +39,12 @@ help: ## list the targets
 
 setup: $(NATIVE) ## create .venv with the proven CPU packages and agl_fast, editable
 
+quickstart: $(NATIVE) ## a first training run on the CPU: 20 PPO steps, about five minutes
+	$(PYTHON) -m agl_fast.verl.quickstart
+
+bench: $(NATIVE) ## measure, print the table, write benchmarks/results/
+	$(PYTHON) -m benchmarks
+
 test: lint sanitize ## lint, CUDA compile (where nvcc is), sanitizers, tests
 	$(PYTHON) -m pytest -m "not slow"
 
