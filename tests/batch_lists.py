@@ -59,8 +59,8 @@ def as_lists(batch: Any) -> reference.Batch:
 
 def assert_same(native: reference.Batch, expected: reference.Batch) -> None:
     assert native.tensors.keys() == expected.tensors.keys()
-    for key, values in expected.tensors.items():
-        assert native.tensors[key] == (_float32(values) if key in FLOAT_KEYS else values), key
+    for key, values in in_float32(expected.tensors).items():
+        assert native.tensors[key] == values, key
     assert native.columns == expected.columns
     assert native.rollouts == expected.rollouts
     assert native.accounting == expected.accounting
@@ -100,5 +100,9 @@ def _dtype(key: str) -> torch.dtype:
     return torch.float32 if key in FLOAT_KEYS else torch.int64
 
 
-def _float32(rows: list[list[float]]) -> list[list[float]]:
-    return [np.array(row, dtype=np.float32).tolist() for row in rows]
+def in_float32(tensors: dict[str, Any]) -> dict[str, Any]:
+    """The reference computes in double precision; the tensors hold single."""
+    return {
+        key: [np.array(row, np.float32).tolist() for row in values] if key in FLOAT_KEYS else values
+        for key, values in tensors.items()
+    }

@@ -11,7 +11,20 @@ from hypothesis import strategies as st
 from plain_rollouts import Containers, PlainCall, PlainRollout
 
 # Few tokens, so that contexts meet by chance too; the largest id is among them.
-VOCABULARIES = [(0, 1), (0, 1, 2), (7, 151_643, 2**31 - 1)]
+VOCABULARIES = [(0, 1), (0, 1, 2), (0, 1, 2, 3, 4), (7, 151_643, 2**31 - 1)]
+
+
+class Tokenizer:
+    """Spells some texts in several ways, one of them in halves of a character."""
+
+    PIECES = (b"a", b"\xc3", b"\xa9", "\u00e9".encode(), b"aa")
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        return b"".join(self.PIECES[token % 5] for token in ids).decode(errors="replace")
+
+    def __repr__(self) -> str:
+        return "Tokenizer()"
+
 
 # Repeated moves are drawn more often.
 MOVES = [
@@ -123,7 +136,7 @@ def several_rollouts(draw: Any) -> list[PlainRollout]:
 
 
 def options(**fixed: Any) -> st.SearchStrategy[dict[str, Any]]:
-    """All options of ``build_batch`` but tokenizer and device."""
+    """All options of ``build_batch`` but the device."""
     drawn = {
         "level": st.sampled_from(["trajectory", "trajectory", "transition"]),
         "max_prompt_length": st.integers(1, 12),
@@ -136,6 +149,7 @@ def options(**fixed: Any) -> st.SearchStrategy[dict[str, Any]]:
         "trim": st.booleans(),
         "layout": st.sampled_from(["padded", "jagged"]),
         "call_index": st.booleans(),
+        "tokenizer": st.none() | st.just(Tokenizer()),
     }
     return st.fixed_dictionaries(drawn | {name: st.just(value) for name, value in fixed.items()})
 

@@ -15,8 +15,6 @@ from plain_rollouts import PlainCall, PlainRollout
 from simulated_agents import options, several_rollouts
 
 N_EXAMPLES = 400
-# Without a tokenizer nothing is told apart as retokenised.
-KINDS = [kind for kind in MISMATCH_KINDS if kind != "retokenised"]
 CONVERSATIONS = [
     "continued",
     "continued twice",
@@ -28,7 +26,7 @@ CONVERSATIONS = [
     "equal contexts fit",
 ]
 BATCHES = [
-    *KINDS,
+    *MISMATCH_KINDS,
     *DROP_REASONS,
     "truncated",
     "duplicate",

@@ -8,6 +8,7 @@ import pytest
 
 from agl_fast.batch.accounting import DROP_REASONS, EmptyBatchError, Mismatch
 from plain_rollouts import rollout
+from simulated_agents import Tokenizer
 
 OPTIONS = {"max_prompt_length": 4, "max_response_length": 8, "pad_token_id": 0, "trim": True}
 NAN = float("nan")
@@ -305,8 +306,9 @@ def test_a_rollout_without_rows_has_an_entry(build: Any) -> None:
 
 
 def test_no_rows_at_all_is_an_error_with_accounting(build: Any) -> None:
+    aborted = {"finish_reason": "abort"}
     with pytest.raises(EmptyBatchError) as raised:
-        build([rollout(), rollout(([1], [2, 2], {"finish_reason": "abort"}))], **OPTIONS)
+        build([rollout(), rollout(([1], [2, 2], aborted), rollout_id="r1")], **OPTIONS)
     assert raised.value.accounting.dropped_by_reason["aborted"] == 2
 
 
@@ -314,7 +316,10 @@ def test_no_rows_at_all_is_an_error_with_accounting(build: Any) -> None:
 
 
 def test_trim_takes_the_longest_prompt_and_response_after_the_cut(build: Any) -> None:
-    rollouts = [rollout(([1, 2, 3], [4])), rollout(([1], [2]), ([1, 2, 9, 9, 9, 9, 9, 9], [4, 4]))]
+    rollouts = [
+        rollout(([1, 2, 3], [4]), rollout_id="long_prompt"),
+        rollout(([1], [2]), ([1, 2, 9, 9, 9, 9, 9, 9], [4, 4]), rollout_id="cut"),
+    ]
     trimmed = build(rollouts, **OPTIONS | {"max_response_length": 5})
     assert trimmed.tensors["prompts"] == [[1, 2, 3], [0, 0, 1]]
     assert trimmed.tensors["responses"] == [[4], [2]]
@@ -350,6 +355,26 @@ def test_position_ids_go_on_counting_past_nothing(build: Any) -> None:
 def test_mismatch_kinds(build: Any, calls: Any, index: int, kind: str) -> None:
     batch = build([rollout(*calls, rollout_id="r5")], **OPTIONS)
     assert batch.mismatches == [Mismatch("r5", len(calls) - 1, index, kind)]
+
+
+@pytest.mark.parametrize(
+    ("calls", "kind"),
+    [
+        # 0 spells "a" and 4 "aa"; 3 is one character, 1 and 2 its halves.
+        pytest.param([([9], [0, 0]), ([9, 4, 7], [5])], "retokenised", id="joined"),
+        pytest.param([([9], [4]), ([9, 0, 0, 7], [5])], "retokenised", id="split"),
+        pytest.param([([9], [3]), ([9, 1, 2, 7], [5])], "retokenised", id="halves_of_a_character"),
+        pytest.param([([9], [1]), ([9, 3, 7], [5])], "retokenised", id="cut_character"),
+        pytest.param([([4, 9], [8]), ([0, 0, 9, 8], [5])], "retokenised", id="in_the_prompt"),
+        pytest.param([([9], [0, 0]), ([9, 3, 7], [5])], "history_rewritten", id="other_text"),
+        pytest.param([([9], [4, 3]), ([9, 0], [5])], "history_rewritten", id="less_text"),
+        pytest.param([([4], [9]), ([3], [9])], "new_conversation", id="other_prompt"),
+        pytest.param([([9], [4, 0]), ([9, 4], [5])], "shortened", id="shortened"),
+    ],
+)
+def test_mismatch_kinds_with_a_tokenizer(build: Any, calls: Any, kind: str) -> None:
+    batch = build([rollout(*calls)], tokenizer=Tokenizer(), **OPTIONS)
+    assert [mismatch.kind for mismatch in batch.mismatches] == [kind]
 
 
 def test_a_mismatch_is_told_of_the_closest_chain(build: Any) -> None:
