@@ -80,21 +80,11 @@ class PackedRows:
 
 
 def plain_expand(
-    rows: list[PlainRow],
-    prompt_width: int,
-    response_width: int,
-    pad: int,
-    *,
-    call_index: bool = True,
-    log_probs: bool = True,
+    rows: list[PlainRow], prompt_width: int, response_width: int, pad: int
 ) -> dict[str, list[list[Any]]]:
     """What the padded tensors must hold, straight from their definitions."""
     expanded = [_expand_row(row, prompt_width, response_width, pad) for row in rows]
-    names = list(_expand_row(PlainRow([], []), prompt_width, response_width, pad))
-    if not call_index:
-        names.remove("call_index")
-    if not log_probs:
-        names.remove("rollout_log_probs")
+    names = _expand_row(PlainRow([], []), prompt_width, response_width, pad)
     return {name: [row[name] for row in expanded] for name in names}
 
 

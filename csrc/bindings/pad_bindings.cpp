@@ -85,15 +85,20 @@ class Sequences {
     }
   }
 
-  // int32 values end to end and int64 offsets: (sum of lengths,), (count + 1,).
-  py::tuple ragged() const {
+  // What padding to `width` keeps: int32 values end to end and int64 offsets, (sum of kept
+  // lengths,) and (count + 1,).
+  py::tuple ragged(int64_t width, bool left) const {
     std::vector<int64_t> offsets{0};
-    for (const PythonTokens& row : rows_) offsets.push_back(offsets.back() + row.size());
+    for (const PythonTokens& row : rows_) {
+      offsets.push_back(offsets.back() + std::min(row.size(), width));
+    }
     py::array_t<int32_t> values(offsets.back());
     int32_t* out = values.mutable_data();
     for (const PythonTokens& row : rows_) {
-      row.copy(0, row.size(), out);
-      out += row.size();
+      const int64_t kept = std::min(row.size(), width);
+      const int64_t first = left ? row.size() - kept : 0;
+      row.copy(first, first + kept, out);
+      out += kept;
     }
     return py::make_tuple(
         values, py::array_t<int64_t>(static_cast<py::ssize_t>(offsets.size()), offsets.data()));
@@ -190,7 +195,7 @@ void bind_pad(py::module_& m) {
       .def("pad", &Sequences::pad, py::arg("width"), py::arg("pad_token_id"), py::kw_only(),
            py::arg("left"), py::arg("ids"), py::arg("mask"))
       .def("check_rest", &Sequences::check_rest, py::arg("width"), py::kw_only(), py::arg("left"))
-      .def("ragged", &Sequences::ragged);
+      .def("ragged", &Sequences::ragged, py::arg("width"), py::kw_only(), py::arg("left"));
   m.def("pad_list", &pad_list, py::arg("ids"), py::arg("max_length"), py::arg("pad_token_id"),
         py::kw_only(), py::arg("left"));
   m.def("parse_token_ids", &parse, py::arg("text"));

@@ -27,7 +27,7 @@ struct PadAt {
     const int64_t first = side == Side::kLeft ? column + length - width : column;
     const int64_t second = first + 1;
     const bool first_real = first >= 0 && first < length;
-    const bool second_real = second >= 0 && second < length && column + 1 < width;
+    const bool second_real = second >= 0 && second < length;
     const int64_t first_id = first_real ? values[begin + first] : pad_token_id;
     const int64_t second_id = second_real ? values[begin + second] : pad_token_id;
     const int64_t at = row * width + column;

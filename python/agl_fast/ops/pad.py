@@ -70,7 +70,7 @@ def _pad(
         sequences.check_rest(width, left=left)
     target = torch.device("cpu" if device is None else device)
     if target.type == "cuda":
-        values, offsets = map(torch.from_numpy, sequences.ragged())
+        values, offsets = map(torch.from_numpy, sequences.ragged(width, left=left))
         padded = pad_ragged(values, offsets, width, pad_token_id, left=left, device=target)
     else:
         shape = (len(sequences), width)

@@ -53,24 +53,18 @@ def padded(
         RuntimeError: the buffers are on a CUDA device and torch finds none.
     """
     log_probs = rows.any_log_probs
-    if cuda.runs_on(buffers.device):
-        return expand(
-            rows.flatten(),
-            prompt_width,
-            response_width,
-            pad_token_id,
-            call_index=call_index,
-            log_probs=log_probs,
-            device=buffers.device,
-        )
+    on_device = cuda.runs_on(buffers.device)
+    home = buffers if on_device else _on_host(buffers)
     widths = dict.fromkeys(PROMPT_KEYS, prompt_width)
     widths |= dict.fromkeys(TOTAL_KEYS, prompt_width + response_width)
     widths |= dict.fromkeys(RESPONSE_KEYS, response_width)
-    host = _on_host(buffers)
     tensors = {
-        name: host.empty(name, (len(rows), widths[name]), _dtype(name))
+        name: home.empty(name, (len(rows), widths[name]), _dtype(name))
         for name in _asked((*PROMPT_KEYS, *TOTAL_KEYS, *RESPONSE_KEYS), call_index, log_probs)
     }
+    if on_device:
+        expand(rows.flatten(), prompt_width, response_width, pad_token_id, outputs=tensors)
+        return tensors
     outputs = {name: tensor.data_ptr() for name, tensor in tensors.items()}
     rows.fill_padded(prompt_width, response_width, pad_token_id, outputs=outputs)
     return {name: tensor.to(buffers.device) for name, tensor in tensors.items()}
