@@ -27,6 +27,6 @@ export PYTHONMALLOC=malloc
 export AGL_SANITIZED_CORE=$folder
 export PYTHONPATH=tests/native
 # What reaches native code and imports nothing of verl. Reports are written below Python, hence sys.
-tests=(tests/test_{pad,parse,bad_input,conformance,expand,property_native,traces}.py)
+tests=(tests/test_{pad,parse,bad_input,conformance,expand,expand_rows,property_native,traces}.py)
 LD_PRELOAD="$address $cxx" "$python" -m pytest -p sanitized_core --hypothesis-profile sanitized \
   -p no:cacheprovider --capture=sys -m "not slow and not gpu" "${tests[@]}"
