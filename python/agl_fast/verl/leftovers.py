@@ -1,0 +1,74 @@
+"""What a run leaves behind: processes, and shared memory that none of them unlinked."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import psutil
+
+RUN_VARIABLE = "AGL_FAST_RUN"
+SHARED_MEMORY = Path("/dev/shm")
+# Python's SharedMemory (vLLM's message queues) and semaphores, verl's weight buckets.
+SEGMENT = re.compile(r"(psm_|sem\.mp-|verl_weights_)\w+")
+
+
+def processes_of_run(run_id: str) -> list[psutil.Process]:
+    """Living processes, this one excepted, whose environment carries `RUN_VARIABLE=run_id`.
+
+    Ray's and vLLM's processes inherit it from the driver, whatever became of their parents.
+    """
+    found = []
+    for process in psutil.process_iter():
+        try:
+            carries_run = process.environ().get(RUN_VARIABLE) == run_id
+            if carries_run and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue  # ended meanwhile, or another user's
+    return [process for process in found if process.pid != os.getpid()]
+
+
+def stop_processes_of_run(run_id: str, *, grace_seconds: float = 10.0) -> list[str]:
+    """Wait for the run's processes to end by themselves, then end them; return who is still there."""
+    _, running = psutil.wait_procs(processes_of_run(run_id), timeout=grace_seconds)
+    for process in running:
+        process.terminate()
+    _, running = psutil.wait_procs(running, timeout=grace_seconds)
+    for process in running:
+        process.kill()
+    psutil.wait_procs(running, timeout=grace_seconds)
+    return [f"{process.pid} {process.name()}" for process in processes_of_run(run_id)]
+
+
+def shared_memory_segments() -> set[str]:
+    """Names of this user's segments that vLLM's or verl's naming fits."""
+    if not SHARED_MEMORY.is_dir():
+        return set()
+    return {
+        entry.name
+        for entry in os.scandir(SHARED_MEMORY)
+        if SEGMENT.fullmatch(entry.name) and entry.stat().st_uid == os.getuid()
+    }
+
+
+def unlink_abandoned_segments(before: set[str]) -> list[str]:
+    """Unlink segments that are new since `before` and that no process maps; return what stays.
+
+    A segment that somebody maps belongs to another run: ours have ended by now.
+    """
+    for name in shared_memory_segments() - before - _mapped_segments():
+        (SHARED_MEMORY / name).unlink(missing_ok=True)
+    return sorted(shared_memory_segments() - before - _mapped_segments())
+
+
+def _mapped_segments() -> set[str]:
+    mapped = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            text = maps.read_text()
+        except OSError:
+            continue  # ended meanwhile, or another user's
+        mapped.update(re.findall(rf"{SHARED_MEMORY}/(\S+)", text))
+    return mapped
