@@ -16,7 +16,8 @@ py::object list_of_floats(py::object values, const Where& where) {
     throw py::type_error(where.text() +
                          " must be a list or tuple of float, a 1-D float array or tensor, or "
                          "None, got " +
-                         std::string(py::repr(values)));
+                         std::string(py::repr(values)) + " (" + Py_TYPE(values.ptr())->tp_name +
+                         ")");
   }
   const auto array = py::reinterpret_borrow<py::array>(values);
   if (array.dtype().kind() != 'f' || array.ndim() != 1) {

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
         Mismatch,
         RolloutEntry,
     )
-    from agl_fast.batch.builder import Batch, BatchBuilder, build_batch
+    from agl_fast.batch.batch import Batch
+    from agl_fast.batch.build import build_batch
+    from agl_fast.batch.builder import BatchBuilder
     from agl_fast.batch.calls import Call, Rollout
     from agl_fast.ops.pad import (
         get_left_padded_ids_and_attention_mask,
@@ -47,14 +49,14 @@ __all__ = [
 # Loaded on first use: importing agl_fast loads neither numpy nor torch.
 _HOMES = {
     "Accounting": "agl_fast.batch.accounting",
-    "Batch": "agl_fast.batch.builder",
+    "Batch": "agl_fast.batch.batch",
     "BatchBuilder": "agl_fast.batch.builder",
     "Call": "agl_fast.batch.calls",
     "EmptyBatchError": "agl_fast.batch.accounting",
     "Mismatch": "agl_fast.batch.accounting",
     "Rollout": "agl_fast.batch.calls",
     "RolloutEntry": "agl_fast.batch.accounting",
-    "build_batch": "agl_fast.batch.builder",
+    "build_batch": "agl_fast.batch.build",
     "get_left_padded_ids_and_attention_mask": "agl_fast.ops.pad",
     "get_right_padded_ids_and_attention_mask": "agl_fast.ops.pad",
     "pad_left": "agl_fast.ops.pad",

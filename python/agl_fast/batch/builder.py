@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from agl_fast import _core
-from agl_fast.batch.accounting import Accounting, EmptyBatchError, Mismatch, RolloutEntry
+from agl_fast.batch.accounting import Accounting, EmptyBatchError, RolloutEntry
+from agl_fast.batch.batch import Batch
 from agl_fast.batch.calls import Call, LogProbs, Rollout, TokenIds
 from agl_fast.batch.collect import collect_accounting, collect_mismatches
 from agl_fast.batch.metrics import training_metrics
@@ -24,36 +25,6 @@ from agl_fast.ops.buffers import Buffers
 logger = logging.getLogger(__name__)
 
 _TRUNCATED_ROLLOUTS = {"train": 0, "mask": 1, "zero_reward": 2}
-
-
-@dataclass(slots=True)
-class Batch:
-    """One PPO batch: B rows, P prompt width, R response width, T = P + R.
-
-    Attributes:
-        tensors: by name (docs/rows.md, "The tensors"): prompts (B, P), responses, response_mask
-            and, if asked for, call_index (B, R), input_ids, attention_mask and position_ids (B, T),
-            all int64; token_level_scores (B, R) float32; is_drop_mask (B,) bool;
-            rollout_log_probs (B, R) float32 if any row has some. In layout jagged the first eight
-            and rollout_log_probs are nested tensors, and attention_mask is left out.
-        columns: by name, one entry a row: data_id_list, rollout_id_list, first_call_index_list,
-            turn_index_list (level transition), has_rollout_log_probs.
-        rollouts: one entry per rollout, in the order given, also those without rows.
-        accounting: what became of every sampled token.
-        mismatches: calls that extended no chain although one was open (level trajectory).
-        metrics: ``training/*`` numbers.
-    """
-
-    tensors: dict[str, torch.Tensor]
-    columns: dict[str, NDArray[Any]]
-    rollouts: list[RolloutEntry]
-    accounting: Accounting
-    mismatches: list[Mismatch]
-    metrics: dict[str, float]
-
-    def __len__(self) -> int:
-        """B, the number of rows."""
-        return len(self.columns["rollout_id_list"])
 
 
 @dataclass(slots=True)
@@ -349,65 +320,3 @@ class BatchBuilder:
         if self._options.level == "transition":
             columns["turn_index_list"] = first_call.copy()
         return columns
-
-
-def build_batch(
-    rollouts: Iterable[Rollout],
-    *,
-    level: Level = "trajectory",
-    max_prompt_length: int,
-    max_response_length: int,
-    max_total_length: int | None = None,
-    pad_token_id: int,
-    overlong_prompt: OverlongPrompt | None = None,
-    truncated_rollouts: TruncatedRollouts = "train",
-    reward_fillna_value: float = 0.0,
-    trim: bool = False,
-    layout: Layout = "padded",
-    call_index: bool = False,
-    tokenizer: Any = None,
-    device: torch.device | str | None = None,
-) -> Batch:
-    """Turn rollouts into one PPO batch, as docs/rows.md says.
-
-    Args:
-        rollouts: in the order their rows shall stand.
-        level: ``transition``, one row a call; ``trajectory``, calls merge into a row where a prompt
-            extends the context before it.
-        max_prompt_length: P, at least 1.
-        max_response_length: R, at least 1; a row keeps the first R response tokens.
-        max_total_length: limit on a row's prompt and response together.
-        pad_token_id: id written where no token is.
-        overlong_prompt: ``spill`` moves the tokens past P into the response, untrained; ``drop``
-            keeps the first P and marks the row. None: ``spill`` at level trajectory, else ``drop``.
-        truncated_rollouts: what becomes of a rollout that lost sampled tokens to a limit:
-            ``train`` the rest, ``mask`` its rows, or train it with ``zero_reward``.
-        reward_fillna_value: reward of rollouts that have none.
-        trim: widths are the longest prompt and response of the batch instead of P and R.
-        layout: ``padded`` or ``jagged`` (nested tensors).
-        call_index: also give the call that sampled each response token.
-        tokenizer: with ``decode``; tells retokenised text from rewritten history.
-        device: where the tensors live; None means the CPU.
-
-    Raises:
-        TypeError, ValueError: an option, or a field of a rollout, is wrong; the message names it.
-        EmptyBatchError: no call gave a row.
-    """
-    builder = BatchBuilder(
-        level=level,
-        max_prompt_length=max_prompt_length,
-        max_response_length=max_response_length,
-        max_total_length=max_total_length,
-        pad_token_id=pad_token_id,
-        overlong_prompt=overlong_prompt,
-        truncated_rollouts=truncated_rollouts,
-        reward_fillna_value=reward_fillna_value,
-        trim=trim,
-        layout=layout,
-        call_index=call_index,
-        tokenizer=tokenizer,
-        device=device,
-    )
-    for rollout in rollouts:
-        builder.add(rollout)
-    return builder.finish()

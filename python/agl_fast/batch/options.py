@@ -41,10 +41,7 @@ class Options:
         if self.max_total_length is not None:
             _limit("max_total_length", self.max_total_length)
         _integer("pad_token_id", self.pad_token_id)
-        if not math.isfinite(self.reward_fillna_value):
-            raise ValueError(
-                f"reward_fillna_value must be finite, got {self.reward_fillna_value!r}"
-            )
+        _finite("reward_fillna_value", self.reward_fillna_value)
         if self.tokenizer is not None and not callable(getattr(self.tokenizer, "decode", None)):
             raise TypeError(f"tokenizer must have a decode method, got {self.tokenizer!r}")
 
@@ -68,3 +65,10 @@ def _integer(name: str, value: object) -> int:
 def _limit(name: str, value: object) -> None:
     if _integer(name, value) < 1:
         raise ValueError(f"{name} must be at least 1, got {value!r}")
+
+
+def _finite(name: str, value: object) -> None:
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a float, got {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value!r}")

@@ -20,15 +20,15 @@ def read_reward(value: Any, where: str) -> float | None:
     if value is None:
         return None
     if not isinstance(value, (int, float)):
-        if not hasattr(value, "item"):  # numpy and torch scalars have it
+        if getattr(value, "ndim", None) != 0:  # numpy and torch scalars have none
             raise TypeError(f"{where} must be a float, a bool or None, got {value!r}")
         value = value.item()
-    value = float(value)
-    if math.isnan(value):
+    number = float(value)
+    if math.isnan(number):
         return None
-    if abs(value) > _FLOAT32_MAX:
-        raise ValueError(f"{where} is {value!r}; rewards must be finite")
-    return value
+    if abs(number) > _FLOAT32_MAX:
+        raise ValueError(f"{where} is {number!r}; rewards must be finite")
+    return number
 
 
 def final_reward(rollout_id: str, reward: Any, calls: Sequence[Call]) -> float | None:

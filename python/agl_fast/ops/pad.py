@@ -62,8 +62,11 @@ def _pad(
     left: bool,
     device: torch.device | str | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if max_length is not None and max_length < 0:
-        raise ValueError(f"max_length must be at least 0, got {max_length}")
+    if max_length is not None:
+        if isinstance(max_length, bool) or not hasattr(max_length, "__index__"):
+            raise TypeError(f"max_length must be an int or None, got {max_length!r}")
+        if max_length < 0:
+            raise ValueError(f"max_length must be at least 0, got {max_length}")
     sequences = _core.Sequences(ids)
     width = sequences.longest if max_length is None else max_length
     if width < sequences.longest:
