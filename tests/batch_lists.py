@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from agl_fast import reference
+from agl_fast.batch.accounting import EmptyBatchError
+from plain_rollouts import PlainRollout
 
 PADDED_WIDTHS = {
     "prompts": "P",
@@ -65,6 +68,20 @@ def assert_same(native: reference.Batch, expected: reference.Batch) -> None:
     assert native.rollouts == expected.rollouts
     assert native.accounting == expected.accounting
     assert native.mismatches == expected.mismatches
+
+
+def assert_same_outcome(build: Any, rollouts: list[PlainRollout], chosen: dict[str, Any]) -> None:
+    """``build()`` gives what the reference gives, be it a batch or an EmptyBatchError."""
+    try:
+        expected = reference.build_batch(rollouts, **chosen)
+    except EmptyBatchError as error:
+        empty = error.accounting
+    else:
+        assert_same(as_lists(build()), expected)
+        return
+    with pytest.raises(EmptyBatchError) as raised:
+        build()
+    assert raised.value.accounting == empty
 
 
 def _padded_lists(tensors: dict[str, torch.Tensor], n_rows: int) -> dict[str, Any]:

@@ -4,29 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import agl_fast
-from agl_fast import reference
-from batch_lists import as_lists, assert_same
+from batch_lists import assert_same_outcome
 from plain_rollouts import Containers, PlainRollout, to_native
 from simulated_agents import options, rollouts_in_containers, several_rollouts
-
-
-def assert_same_outcome(build: Any, rollouts: list[PlainRollout], chosen: dict[str, Any]) -> None:
-    """``build()`` gives what the reference gives, be it a batch or an EmptyBatchError."""
-    try:
-        expected = reference.build_batch(rollouts, **chosen)
-    except agl_fast.EmptyBatchError as error:
-        empty = error.accounting
-    else:
-        assert_same(as_lists(build()), expected)
-        return
-    with pytest.raises(agl_fast.EmptyBatchError) as raised:
-        build()
-    assert raised.value.accounting == empty
 
 
 @given(several_rollouts(), options())
