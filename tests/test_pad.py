@@ -88,6 +88,30 @@ def test_device(side: str) -> None:
     assert ids.device.type == mask.device.type == "cpu"
 
 
+@on_both_sides
+@pytest.mark.parametrize("threads", ["1", "2", "7"])
+def test_threads(side: str, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGL_NUM_THREADS", threads)
+    ids = [list(range(index, index * 3)) for index in range(300)]
+    held = [
+        ID_CONTAINERS[sorted(ID_CONTAINERS)[index % len(ID_CONTAINERS)]](sequence)
+        for index, sequence in enumerate(ids)
+    ]
+    assert_pads_like(native(side)(held, 500, 9), plain(side)(ids, 500, 9))
+    ids[250][17] = -7
+    with pytest.raises(ValueError, match=r"\[250\]\[17\] is -7"):
+        native(side)(ids, 500, 9)
+
+
+@on_both_sides
+@pytest.mark.parametrize("container", [list, np.array, torch.tensor])
+def test_a_bad_id_that_would_be_cut_away(side: str, container: Any) -> None:
+    for ids, index in (([-7, 1, 2], 0), ([1, -7, 2], 1), ([1, 2, -7], 2)):
+        for width in (0, 1, 2):
+            with pytest.raises(ValueError, match=rf"{index}\b.*-7"):
+                native(side)([[5], container(ids)], width)
+
+
 @given(IDS, st.integers(0, 15), PAD)
 def test_lists_as_agentlightning_documents_them(ids: list[int], width: int, pad: int) -> None:
     before = list(ids)
