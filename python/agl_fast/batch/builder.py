@@ -17,13 +17,21 @@ from agl_fast.batch.batch import Batch
 from agl_fast.batch.calls import Call, LogProbs, Rollout, TokenIds
 from agl_fast.batch.collect import collect_accounting, collect_mismatches
 from agl_fast.batch.metrics import training_metrics
-from agl_fast.batch.options import Layout, Level, Options, OverlongPrompt, TruncatedRollouts
+from agl_fast.batch.options import (
+    Layout,
+    Level,
+    Options,
+    OverlongPrompt,
+    TruncatedRollouts,
+    require_int,
+)
 from agl_fast.batch.rewards import final_reward, read_reward
 from agl_fast.ops import rows as row_ops
 from agl_fast.ops.buffers import Buffers
 
 logger = logging.getLogger(__name__)
 
+_NO_BASE = -1
 _TRUNCATED_ROLLOUTS = {"train": 0, "mask": 1, "zero_reward": 2}
 
 
@@ -170,7 +178,8 @@ class BatchBuilder:
             agent=agent,
             trainable=trainable,
         )
-        base = -1 if base_call is None else base_call
+        base = _NO_BASE if base_call is None else _from_zero("base_call", base_call, rollout_id)
+        keep = _from_zero("keep", keep, rollout_id)
         if pending is None:
             self._planner.open_with(rollout_id, base, keep, call)
             pending = _Pending(rollout_id, rollout_id, None, 0, None, len(self._pending), open=True)
@@ -320,3 +329,10 @@ class BatchBuilder:
         if self._options.level == "transition":
             columns["turn_index_list"] = first_call.copy()
         return columns
+
+
+def _from_zero(name: str, value: object, rollout_id: str) -> int:
+    number = require_int(f"rollout {rollout_id!r}: {name}", value)
+    if number < 0:
+        raise ValueError(f"rollout {rollout_id!r}: {name} must be at least 0, got {number}")
+    return number

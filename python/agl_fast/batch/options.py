@@ -40,7 +40,7 @@ class Options:
         _limit("max_response_length", self.max_response_length)
         if self.max_total_length is not None:
             _limit("max_total_length", self.max_total_length)
-        _integer("pad_token_id", self.pad_token_id)
+        require_int("pad_token_id", self.pad_token_id)
         _finite("reward_fillna_value", self.reward_fillna_value)
         if self.tokenizer is not None and not callable(getattr(self.tokenizer, "decode", None)):
             raise TypeError(f"tokenizer must have a decode method, got {self.tokenizer!r}")
@@ -56,14 +56,15 @@ def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
 
 
-def _integer(name: str, value: object) -> int:
+def require_int(name: str, value: object) -> int:
+    """The value as int; a TypeError that names it if it is none."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an int, got {value!r}")
     return operator.index(value)
 
 
 def _limit(name: str, value: object) -> None:
-    if _integer(name, value) < 1:
+    if require_int(name, value) < 1:
         raise ValueError(f"{name} must be at least 1, got {value!r}")
 
 
