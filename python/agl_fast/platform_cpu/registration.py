@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TypedDict
 
 
@@ -19,20 +20,26 @@ def registration() -> Registration:
     """Read verl's registries; registers nothing itself."""
     from verl.plugin.platform import PlatformRegistry
     from verl.utils.device import get_device_name
-    from verl.workers.engine import EngineRegistry
 
     cpu_platform = PlatformRegistry.get("cpu")
-    engines = [
-        f"{model_type}/{backend}"
-        for model_type, backends in EngineRegistry._engines.items()
-        for backend, devices in backends.items()
-        if "cpu" in devices
-    ]
     return Registration(
         pid=os.getpid(),
         platform=cpu_platform.__name__ if cpu_platform is not None else "",
         device=get_device_name(),
-        engines=sorted(engines),
+        engines=_cpu_engines(),
+    )
+
+
+def _cpu_engines() -> list[str]:
+    # Not imported here: where nothing trains, importing verl's engines only costs seconds.
+    engine_registry = sys.modules.get("verl.workers.engine.base")
+    if engine_registry is None:
+        return []
+    return sorted(
+        f"{model_type}/{backend}"
+        for model_type, backends in engine_registry.EngineRegistry._engines.items()
+        for backend, devices in backends.items()
+        if "cpu" in devices
     )
 
 

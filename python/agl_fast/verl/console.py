@@ -31,6 +31,8 @@ class Console:
         """Announce `what`, give it `seconds` and say how long it took."""
         print(f"{what} ...", end="", file=self.out, flush=True)
         start = time.monotonic()
-        with deadline(what, seconds):
-            yield
-        print(f" {time.monotonic() - start:.1f} s", file=self.out)
+        try:
+            with deadline(what, seconds):
+                yield
+        finally:
+            print(f" {time.monotonic() - start:.1f} s", file=self.out)

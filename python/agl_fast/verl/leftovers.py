@@ -31,7 +31,11 @@ def processes_of_run(run_id: str) -> list[psutil.Process]:
 
 
 def stop_processes_of_run(run_id: str, *, grace_seconds: float = 10.0) -> list[str]:
-    """Wait for the run's processes to end by themselves, then end them; return who is still there."""
+    """Wait for the run's processes to end by themselves, then end them.
+
+    Returns:
+        Those that are still there, as "pid name".
+    """
     _, running = psutil.wait_procs(processes_of_run(run_id), timeout=grace_seconds)
     for process in running:
         process.terminate()

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,18 +19,17 @@ from agl_fast.verl.tiny_model import make_tiny_model
 from agl_fast.verl.trainer import RowTrainer
 from agl_fast.verl.two_call_task import TwoCallTask
 
-START_SECONDS = 600.0
-SAMPLING_SECONDS = 180.0
-UPDATE_SECONDS = 180.0
-SYNC_SECONDS = 120.0
+HEADER = (
+    " step  reward  correlation  rollouts  merged  rows  tokens  seconds  (sample  update   sync)"
+)
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """One line of the console and of metrics.jsonl.
+    """One line of the console, and of metrics.jsonl with verl's metrics.
 
     Attributes:
-        merged: rollouts whose calls became one row, since the second prompt extended the first call.
+        merged: rollouts that became one row, as their second prompt extended the first call.
         tokens: sampled tokens that the step trained.
     """
 
@@ -40,37 +40,48 @@ class StepReport:
     merged: int
     rows: int
     tokens: int
-    sampling_seconds: float
+    sample_seconds: float
     update_seconds: float
     sync_seconds: float
+    actor_metrics: dict[str, float]
 
     def __str__(self) -> str:
+        seconds = self.sample_seconds + self.update_seconds + self.sync_seconds
         return (
             f"{self.step:5d}  {self.reward:6.3f}  {self.correlation:11.6f}  {self.rollouts:8d}"
-            f"  {self.merged:6d}  {self.rows:4d}  {self.tokens:6d}"
-            f"  {self.sampling_seconds:8.2f}  {self.update_seconds:6.2f}  {self.sync_seconds:5.2f}"
+            f"  {self.merged:6d}  {self.rows:4d}  {self.tokens:6d}  {seconds:7.2f}"
+            f"  {self.sample_seconds:7.2f} {self.update_seconds:7.2f} {self.sync_seconds:6.2f}"
         )
 
 
-HEADER = " step  reward  correlation  rollouts  merged  rows  tokens  sampling  update   sync"
-
-
 def train(
-    console: Console, run_folder: Path, temporary: Path, steps: int, *, verbose: bool
+    console: Console,
+    run_folder: Path,
+    temporary: Path,
+    *,
+    steps: int,
+    overrides: Sequence[str],
+    verbose: bool,
 ) -> list[StepReport]:
     """Make the model, start Ray and verl, train for `steps` steps, stop Ray whatever happens."""
-    with console.phase("tiny model and tokenizer", START_SECONDS):
-        make_tiny_model(run_folder / "model", two_call_task.corpus(), max_length=512, seed=1)
-        config = session.compose_config(run_folder / "model", steps=steps)
+    config = session.compose_config(run_folder / "model", steps=steps, overrides=overrides)
+    seconds = config.quickstart.seconds
+    with console.phase("tiny model and tokenizer", seconds.start):
+        make_tiny_model(
+            run_folder / "model",
+            two_call_task.corpus(),
+            max_length=config.actor_rollout_ref.rollout.max_model_len,
+            seed=config.quickstart.seed,
+        )
     with session.local_ray(temporary, slots=1, log_to_driver=verbose):
-        with console.phase("FSDP2 actor and vLLM server (a minute or two)", START_SECONDS):
+        with console.phase("FSDP2 actor and vLLM server (one to three minutes)", seconds.start):
             trainer = session.start_trainer(config, two_call_task.all_tasks())
             registrations = session.require_registrations(trainer)
         for worker in registrations:
             console.say(
                 f"  worker {worker['pid']}: {worker['platform']}, {', '.join(worker['engines'])}"
             )
-        with console.phase("first weight sync", SYNC_SECONDS):
+        with console.phase("first weight sync", seconds.sync):
             trainer.checkpoint_manager.update_weights(0)
 
         reports: list[StepReport] = []
@@ -85,9 +96,10 @@ def train(
         return reports
 
 
-def train_step(trainer: RowTrainer, tasks: list[TwoCallTask], step: int) -> StepReport:
+def train_step(trainer: RowTrainer, tasks: Sequence[TwoCallTask], step: int) -> StepReport:
     """Sample with the current weights, build rows, take one PPO step, sync the weights."""
     config = trainer.config
+    seconds = config.quickstart.seconds
     sampling = Sampling(
         model=config.actor_rollout_ref.model.path,
         max_tokens=config.quickstart.max_tokens,
@@ -95,7 +107,7 @@ def train_step(trainer: RowTrainer, tasks: list[TwoCallTask], step: int) -> Step
         policy_version=step - 1,
     )
     start = time.monotonic()
-    with deadline(f"sampling of step {step}", SAMPLING_SECONDS):
+    with deadline(f"sampling of step {step}", seconds.sample):
         rollouts = asyncio.run(
             run_tasks(
                 tasks,
@@ -113,11 +125,12 @@ def train_step(trainer: RowTrainer, tasks: list[TwoCallTask], step: int) -> Step
         pad_token_id=trainer.tokenizer.pad_token_id,
         trim=True,
     )
-    with deadline(f"PPO step {step}", UPDATE_SECONDS):
+    with deadline(f"PPO step {step}", seconds.update):
         update = trainer.train_on(batch)
     updated = time.monotonic()
-    with deadline(f"weight sync of step {step}", SYNC_SECONDS):
+    with deadline(f"weight sync of step {step}", seconds.sync):
         trainer.checkpoint_manager.update_weights(step)
+    synced = time.monotonic()
     return StepReport(
         step=step,
         reward=sum(rollout.reward for rollout in batch.rollouts) / len(batch.rollouts),
@@ -126,7 +139,8 @@ def train_step(trainer: RowTrainer, tasks: list[TwoCallTask], step: int) -> Step
         merged=sum(rollout.n_rows == 1 for rollout in batch.rollouts),
         rows=len(batch.columns["rollout_id_list"]),
         tokens=batch.accounting.trained,
-        sampling_seconds=sampled - start,
+        sample_seconds=sampled - start,
         update_seconds=updated - sampled,
-        sync_seconds=time.monotonic() - updated,
+        sync_seconds=synced - updated,
+        actor_metrics=update.metrics,
     )

@@ -41,6 +41,8 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     # The actor and the server take turns on the same cores.
     "OMP_NUM_THREADS": "1",
+    # Compiling vLLM's log-prob kernel takes longer than all the steps of this run.
+    "TORCHDYNAMO_DISABLE": "1",
 }
 
 
@@ -49,6 +51,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of run directories")
     parser.add_argument("--min-rise", type=float, default=0.2, help="reward must rise by this much")
+    parser.add_argument("overrides", nargs="*", help="verl settings, as in `key.of.verl=value`")
     parser.add_argument("--verbose", action="store_true", help="show what verl, Ray and vLLM print")
     options = parser.parse_args()
 
@@ -62,7 +65,14 @@ def main() -> int:
             with console.phase("imports", IMPORT_SECONDS):
                 # Only now: verl, Ray and vLLM read the environment when they are imported.
                 from agl_fast.verl.loop import train
-            reports = train(console, run_folder, temporary, options.steps, verbose=options.verbose)
+            reports = train(
+                console,
+                run_folder,
+                temporary,
+                steps=options.steps,
+                overrides=options.overrides,
+                verbose=options.verbose,
+            )
         require_rise([report.reward for report in reports], options.min_rise)
     except Exception as error:
         traceback.print_exc(file=console.out)
@@ -84,6 +94,7 @@ def nothing_left_behind(console: Console, run_folder: Path) -> Iterator[Path]:
         RuntimeError: naming the processes or segments that could not be removed.
     """
     run_id = uuid4().hex
+    (run_folder / "run_id").write_text(run_id)
     segments_before = shared_memory_segments()
     temporary = Path(tempfile.mkdtemp(prefix="agl-"))
     os.environ.update(ENVIRONMENT | {RUN_VARIABLE: run_id, "TMPDIR": str(temporary)})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import uuid4
 
 import httpx
@@ -41,7 +42,7 @@ async def run_tasks(
     # One connection for every conversation: the servers do the queueing.
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT, limits=limits) as client:
-        conversations = []
+        conversations: list[Coroutine[Any, Any, agl_fast.Rollout]] = []
         for task in tasks:
             data_id = uuid4().hex
             for _ in range(group_size):

@@ -31,8 +31,8 @@ SERVER_CHECK_SECONDS = 60.0
 POOL = "actor_and_rollout"
 
 
-def compose_config(model_folder: Path, *, steps: int) -> DictConfig:
-    """verl's own defaults, `quickstart.yaml` over them, and what this run decides."""
+def compose_config(model_folder: Path, *, steps: int, overrides: Sequence[str]) -> DictConfig:
+    """verl's defaults, over them `quickstart.yaml`, what this run decides, and `key=value`s."""
     with initialize_config_module("verl.trainer.config", version_base=None):
         defaults = compose("ppo_trainer")
     OmegaConf.set_struct(defaults, False)
@@ -40,8 +40,8 @@ def compose_config(model_folder: Path, *, steps: int) -> DictConfig:
         "actor_rollout_ref": {"model": {"path": str(model_folder)}},
         "trainer": {"total_training_steps": steps},
     }
-    config = OmegaConf.merge(defaults, OmegaConf.load(CONFIG), of_run)
-    assert isinstance(config, DictConfig)
+    of_user = OmegaConf.from_dotlist(list(overrides))
+    config = OmegaConf.merge(defaults, OmegaConf.load(CONFIG), of_run, of_user)
     OmegaConf.resolve(config)
     validate_config(config=config, use_reference_policy=False, use_critic=False)
     return config

@@ -1,4 +1,4 @@
-"""The quickstart's task: two calls in one conversation, with a reward that a random model can climb.
+"""The quickstart's task: two calls in one conversation, a reward that a random model can climb.
 
 Both calls ask for digits, the second one in the conversation that the first one began. The reward
 is the share of digits in each answer, averaged: every sampled token counts.
