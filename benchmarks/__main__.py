@@ -12,16 +12,16 @@ import torch
 from benchmarks import memory, report
 from benchmarks.import_time import import_seconds
 from benchmarks.report import Line
-from benchmarks.workload import FULL, Workload, interleaved_seconds, limited_threads
+from benchmarks.workload import FULL, Workload, limited_threads, time_interleaved
 from benchmarks.workloads import WORKLOADS
 
 
 def measure(workload: Workload) -> list[Line]:
     prepared = workload.prepare(FULL)
     with limited_threads(workload.threads):
-        seconds = interleaved_seconds(prepared, workload.rounds)
-    lines = [report.line_of(row, seconds) for row in workload.rows]
-    report.write_measurement(workload.name, lines, {"seconds": seconds})
+        times = time_interleaved(prepared, workload.rounds)
+    lines = [report.line_of(row, times.seconds) for row in workload.rows]
+    report.write_measurement(workload.name, lines, times._asdict())
     return lines
 
 

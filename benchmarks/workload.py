@@ -120,25 +120,39 @@ def answers_of(prepared: Prepared) -> dict[str, Any]:
     return answers
 
 
-def interleaved_seconds(prepared: Prepared, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each competitor in each round; in every round all of them run, in turn.
+class Times(NamedTuple):
+    """Seconds of each competitor in each round: on the clock, and on the cores (all threads)."""
+
+    seconds: dict[str, list[float]]
+    cpu_seconds: dict[str, list[float]]
+
+
+def time_interleaved(prepared: Prepared, rounds: int) -> Times:
+    """Time all competitors in every round, in turn.
 
     A round whose answers are checked comes before, to warm up, and one after, to see that repeated
     runs change no answer. The garbage collector rests meanwhile.
     """
     answers_of(prepared)
-    seconds: dict[str, list[float]] = {name: [] for name in prepared.competitors}
-    for _ in range(rounds):
-        for name, competitor in prepared.competitors.items():
-            competitor.setup()
-            gc.collect()
-            gc.disable()
-            try:
-                start = time.perf_counter()
+    times = Times(*({name: [] for name in prepared.competitors} for _ in Times._fields))
+    with resting_garbage_collector():
+        for _ in range(rounds):
+            for name, competitor in prepared.competitors.items():
+                competitor.setup()
+                start, cpu_start = time.perf_counter(), time.process_time()
                 answer = competitor.run()
-                seconds[name].append(time.perf_counter() - start)
+                times.seconds[name].append(time.perf_counter() - start)
+                times.cpu_seconds[name].append(time.process_time() - cpu_start)
                 del answer
-            finally:
-                gc.enable()
     answers_of(prepared)
-    return seconds
+    return times
+
+
+@contextmanager
+def resting_garbage_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

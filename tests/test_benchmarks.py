@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks import report
-from benchmarks.workload import TINY, answers_of, interleaved_seconds, limited_threads
+from benchmarks.workload import TINY, limited_threads, time_interleaved
 from benchmarks.workloads import WORKLOADS
 
 
@@ -14,10 +14,9 @@ def test_competitors_agree(workload):
         pytest.skip("no CUDA device")
     prepared = workload.prepare(TINY)
     with limited_threads(workload.threads):
-        answers_of(prepared)
-        seconds = interleaved_seconds(prepared, rounds=1)
+        times = time_interleaved(prepared, rounds=1)
     for row in workload.rows:
-        assert report.line_of(row, seconds).ratio > 0
+        assert report.line_of(row, times.seconds).ratio > 0
 
 
 def test_the_table_shows_what_was_reached():
