@@ -17,6 +17,8 @@ from simulated_agents import ID_CONTAINERS, options, several_rollouts
 CONTAINER = st.sampled_from(sorted(ID_CONTAINERS))
 OPTIONS: dict[str, Any] = {"max_prompt_length": 8, "max_response_length": 8, "pad_token_id": 0}
 
+TAIL: dict[str, Any] = {"prompt_tail": [4], "response_ids": [5]}
+
 
 @dataclass
 class CodedCall:
@@ -138,7 +140,7 @@ BAD_CALLS = [
     pytest.param({"log_probs": [-0.5]}, ["log_probs", "1", "2"], id="log_prob_missing"),
     pytest.param({"reward": float("inf")}, ["reward", "inf"], id="infinite_reward"),
     pytest.param({"base_call": 1}, ["base_call", "1"], id="base_call_is_itself"),
-    pytest.param({"base_call": -2}, ["base_call", "-2"], id="base_call_negative"),
+    pytest.param({"base_call": -1}, ["base_call", "-1"], id="base_call_negative"),
     pytest.param({"base_call": 7}, ["base_call", "7"], id="base_call_to_come"),
     pytest.param({"keep": -1}, ["keep", "-1"], id="keep_negative"),
     pytest.param({"keep": 4}, ["keep", "4", "3"], id="keep_more_than_there_is"),
@@ -170,6 +172,17 @@ def test_a_bad_call_changes_nothing(bad: dict[str, Any], named: list[str], level
     for key, tensor in without.tensors.items():
         assert with_bad.tensors[key].equal(tensor), key
     assert with_bad.rollouts == without.rollouts
+
+
+@pytest.mark.parametrize("field", ["base_call", "keep"])
+@pytest.mark.parametrize("value", [True, 0.0, "0"])
+def test_base_call_and_keep_are_ints(field: str, value: Any) -> None:
+    builder = agl_fast.BatchBuilder(**OPTIONS)
+    builder.add_call("r0", None, 0, [1, 2], [3])
+    with pytest.raises(TypeError, match=f"'r0', call 1: {field}.*{value}"):
+        builder.add_call("r0", **({"base_call": 0, "keep": 0} | {field: value}), **TAIL)
+    builder.add_call("r0", 0, 3, **TAIL)
+    assert builder.finish().accounting.sampled == 2
 
 
 def test_a_bad_first_call_opens_no_rollout() -> None:

@@ -165,7 +165,8 @@ class BatchBuilder:
         if pending is not None and not pending.open:
             raise ValueError(f"rollout {rollout_id!r} is already complete in this batch")
         n_calls = 0 if pending is None else pending.n_calls
-        own = read_reward(reward, f"rollout {rollout_id!r}, call {n_calls}: reward")
+        where = f"rollout {rollout_id!r}, call {n_calls}"
+        own = read_reward(reward, f"{where}: reward")
         call = Call(
             prompt_tail,
             response_ids,
@@ -178,8 +179,8 @@ class BatchBuilder:
             agent=agent,
             trainable=trainable,
         )
-        base = _NO_BASE if base_call is None else _from_zero("base_call", base_call, rollout_id)
-        keep = _from_zero("keep", keep, rollout_id)
+        base = _NO_BASE if base_call is None else _from_zero(f"{where}: base_call", base_call)
+        keep = _from_zero(f"{where}: keep", keep)
         if pending is None:
             self._planner.open_with(rollout_id, base, keep, call)
             pending = _Pending(rollout_id, rollout_id, None, 0, None, len(self._pending), open=True)
@@ -331,8 +332,8 @@ class BatchBuilder:
         return columns
 
 
-def _from_zero(name: str, value: object, rollout_id: str) -> int:
-    number = require_int(f"rollout {rollout_id!r}: {name}", value)
+def _from_zero(name: str, value: object) -> int:
+    number = require_int(name, value)
     if number < 0:
-        raise ValueError(f"rollout {rollout_id!r}: {name} must be at least 0, got {number}")
+        raise ValueError(f"{name} must be at least 0, got {number}")
     return number
