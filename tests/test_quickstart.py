@@ -85,7 +85,7 @@ def test_a_weight_sync_that_fails_stops_the_run(tmp_path: Path) -> None:
     run = run_quickstart(
         tmp_path,
         f"{worker}=failing_sync.FailingSync",
-        "quickstart.seconds.sync=20",
+        "quickstart.seconds.weight_sync=20",
         PYTHONPATH=str(Path(__file__).parent / "data" / "quickstart"),
     )
     assert run.returncode == 1

@@ -81,7 +81,7 @@ def train(
             console.say(
                 f"  worker {worker['pid']}: {worker['platform']}, {', '.join(worker['engines'])}"
             )
-        with console.phase("first weight sync", seconds.sync):
+        with console.phase("first weight sync", seconds.weight_sync):
             trainer.checkpoint_manager.update_weights(0)
 
         reports: list[StepReport] = []
@@ -107,7 +107,7 @@ def train_step(trainer: RowTrainer, tasks: Sequence[TwoCallTask], step: int) -> 
         policy_version=step - 1,
     )
     start = time.monotonic()
-    with deadline(f"sampling of step {step}", seconds.sample):
+    with deadline(f"sampling of step {step}", seconds.sampling):
         rollouts = asyncio.run(
             run_tasks(
                 tasks,
@@ -125,10 +125,10 @@ def train_step(trainer: RowTrainer, tasks: Sequence[TwoCallTask], step: int) -> 
         pad_token_id=trainer.tokenizer.pad_token_id,
         trim=True,
     )
-    with deadline(f"PPO step {step}", seconds.update):
+    with deadline(f"PPO step {step}", seconds.ppo_step):
         update = trainer.train_on(batch)
     updated = time.monotonic()
-    with deadline(f"weight sync of step {step}", seconds.sync):
+    with deadline(f"weight sync of step {step}", seconds.weight_sync):
         trainer.checkpoint_manager.update_weights(step)
     synced = time.monotonic()
     return StepReport(
