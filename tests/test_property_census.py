@@ -14,7 +14,7 @@ from agl_fast.batch.accounting import DROP_REASONS, MISMATCH_KINDS, EmptyBatchEr
 from plain_rollouts import PlainCall, PlainRollout
 from simulated_agents import options, several_rollouts
 
-N_EXAMPLES = 400
+N_EXAMPLES = 250
 CONVERSATIONS = [
     "continued",
     "continued twice",
