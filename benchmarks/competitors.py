@@ -146,7 +146,8 @@ def prepare_growing(size: Size) -> Prepared:
         expected = answers["agentlightning"]
         for name in ("lists, reused", "lists, fresh", "arrays, reused"):
             assert_same_as_agentlightning(answers[name].tensors, expected)
-        assert_jagged_equals_padded(answers["arrays, jagged"].tensors, expected)
+        for name in ("arrays, jagged, reused", "arrays, jagged, fresh"):
+            assert_jagged_equals_padded(answers[name].tensors, expected)
 
     return Prepared(
         {
@@ -161,7 +162,8 @@ def prepare_growing(size: Size) -> Prepared:
             "lists, reused": Competitor(build_reusing(lists, **padded)),
             "lists, fresh": Competitor(build(lists, **padded)),
             "arrays, reused": Competitor(build_reusing(arrays, **padded)),
-            "arrays, jagged": Competitor(build(arrays, **jagged)),
+            "arrays, jagged, reused": Competitor(build_reusing(arrays, **jagged)),
+            "arrays, jagged, fresh": Competitor(build(arrays, **jagged)),
         },
         check,
     )
@@ -223,15 +225,17 @@ def prepare_jagged(size: Size) -> Prepared:
     padded = agl_fast.build_batch(for_agl_fast(arrays), **options(size)).tensors
 
     def check(answers: Answers) -> None:
-        mine = answers["agl_fast"].tensors
-        for name in ("input_ids", "position_ids"):
-            assert_same_nested(mine[name], answers["verl"][name])
-        assert_jagged_equals_padded(mine, padded)
+        for competitor in ("reused", "fresh"):
+            mine = answers[competitor].tensors
+            for name in ("input_ids", "position_ids"):
+                assert_same_nested(mine[name], answers["verl"][name])
+            assert_jagged_equals_padded(mine, padded)
 
     return Prepared(
         {
             "verl": Competitor(partial(baselines.verl_no_padding, padded)),
-            "agl_fast": Competitor(build(arrays, **options(size, layout="jagged"))),
+            "reused": Competitor(build_reusing(arrays, **options(size, layout="jagged"))),
+            "fresh": Competitor(build(arrays, **options(size, layout="jagged"))),
         },
         check,
     )
