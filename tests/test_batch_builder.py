@@ -1,0 +1,149 @@
+"""What the builder promises beyond the rows: its memory, its life cycle, and what it reads."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import agl_fast
+from batch_lists import as_lists, assert_same
+
+OPTIONS: dict[str, Any] = {"max_prompt_length": 4, "max_response_length": 4, "pad_token_id": 0}
+
+
+def one_call(rollout_id: str = "r0", token: int = 2, reward: float | None = 1.0) -> Any:
+    return agl_fast.Rollout(rollout_id, "d0", [agl_fast.Call([1], [token])], reward)
+
+
+def test_reads_any_iterable_of_rollouts() -> None:
+    rollouts = [one_call("r0"), one_call("r1")]
+    batch = agl_fast.build_batch((rollout for rollout in rollouts), **OPTIONS)
+    assert batch.columns["rollout_id_list"].tolist() == ["r0", "r1"]
+    assert len(batch) == 2
+
+
+def test_length_is_the_number_of_rollouts_added() -> None:
+    builder = agl_fast.BatchBuilder(**OPTIONS)
+    assert len(builder) == 0
+    builder.add(one_call("r0"))
+    builder.add_call("r1", None, 0, [1], [2])
+    builder.add_call("r1", 0, 2, [], [3])
+    assert len(builder) == 2
+    builder.finish()
+    assert len(builder) == 0
+
+
+def test_a_rollout_stands_once_in_a_batch() -> None:
+    builder = agl_fast.BatchBuilder(**OPTIONS)
+    builder.add(one_call("r0"))
+    with pytest.raises(ValueError, match="r0"):
+        builder.add(one_call("r0"))
+    builder.finish()
+    builder.add(one_call("r0"))
+    assert len(builder.finish()) == 1
+
+
+def test_nothing_added_is_an_error() -> None:
+    builder = agl_fast.BatchBuilder(**OPTIONS)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no rollouts"):
+            builder.finish()
+
+
+def test_an_empty_batch_is_over() -> None:
+    builder = agl_fast.BatchBuilder(**OPTIONS)
+    builder.add(agl_fast.Rollout("empty", "d0", [], 1.0))
+    with pytest.raises(agl_fast.EmptyBatchError):
+        builder.finish()
+    builder.add(one_call())
+    assert builder.finish().columns["rollout_id_list"].tolist() == ["r0"]
+
+
+@pytest.mark.parametrize("layout", ["padded", "jagged"])
+def test_fresh_buffers_leave_the_batch_before_alone(layout: str) -> None:
+    builder = agl_fast.BatchBuilder(layout=layout, **OPTIONS)
+    builder.add(one_call(token=2))
+    first = builder.finish()
+    before = as_lists(first)
+    builder.add(one_call(token=3))
+    builder.finish()
+    assert_same(as_lists(first), before)
+
+
+def test_reused_buffers_are_the_same_memory() -> None:
+    builder = agl_fast.BatchBuilder(reuse_buffers=True, **OPTIONS)
+    addresses = []
+    for token in (2, 3):
+        builder.add(one_call(token=token))
+        batch = builder.finish()
+        assert batch.tensors["responses"][0, 0] == token
+        addresses.append(batch.tensors["responses"].data_ptr())
+    assert addresses[0] == addresses[1]
+
+
+def test_missing_rewards_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    rollouts = [one_call("r0"), one_call("r1", reward=None), one_call("r2", reward=float("nan"))]
+    with caplog.at_level(logging.WARNING, logger="agl_fast"):
+        batch = agl_fast.build_batch(rollouts, reward_fillna_value=-1.0, **OPTIONS)
+    assert len(caplog.records) == 1
+    for part in ("2 of 3", "'r1'", "-1"):
+        assert part in caplog.text
+    assert batch.metrics["training/n_rollouts_w_reward"] == 1
+
+
+def test_device_is_where_the_tensors_live() -> None:
+    batch = agl_fast.build_batch([one_call()], device=torch.device("cpu"), **OPTIONS)
+    assert {tensor.device.type for tensor in batch.tensors.values()} == {"cpu"}
+
+
+def test_an_open_rollout_is_a_group_of_its_own() -> None:
+    builder = agl_fast.BatchBuilder(**OPTIONS)
+    builder.add_call("r0", None, 0, [1], [2], reward=0.5)
+    batch = builder.finish()
+    assert batch.columns["data_id_list"].tolist() == ["r0"]
+    assert batch.rollouts[0].reward == 0.5
+
+
+def triplet(prompt: Any, response: Any, **fields: Any) -> Any:
+    return SimpleNamespace(prompt=prompt, response=response, **({"reward": None} | fields))
+
+
+def test_rollout_from_triplets() -> None:
+    triplets = [
+        triplet(
+            {"token_ids": [1, 2], "raw_content": "…"},
+            {"token_ids": [3, 4], "logprobs": [{"logprob": -0.5}, {"logprob": -0.25}]},
+            metadata={"response_id": "a", "agent_name": "solver"},
+        ),
+        triplet(
+            {"token_ids": [1, 2, 3, 4]},
+            {"token_ids": [5], "logprobs": [-1.0]},
+            metadata={"response_id": "b"},
+            reward=0.75,
+        ),
+    ]
+    rollout = agl_fast.Rollout.from_triplets("r0", "d0", triplets, status="succeeded")
+    assert [call.response_id for call in rollout.calls] == ["a", "b"]
+    assert rollout.calls[0].agent == "solver"
+    batch = agl_fast.build_batch([rollout], **OPTIONS)
+    assert batch.tensors["responses"].tolist() == [[3, 4, 5, 0]]
+    assert batch.tensors["rollout_log_probs"].tolist() == [[-0.5, -0.25, -1.0, 0.0]]
+    assert (batch.rollouts[0].reward, batch.rollouts[0].status) == (0.75, "succeeded")
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "named"),
+    [
+        ({"prompt": {"raw_content": "…"}}, ValueError, "prompt"),
+        ({"response": {}}, ValueError, "response"),
+        ({"prompt": [1, 2]}, TypeError, "prompt"),
+    ],
+)
+def test_bad_triplets(bad: Any, error: Any, named: str) -> None:
+    good = {"prompt": {"token_ids": [1]}, "response": {"token_ids": [2]}, "metadata": {}}
+    with pytest.raises(error, match=rf"'r0', triplet 1: {named}"):
+        agl_fast.Rollout.from_triplets("r0", "d0", [triplet(**good), triplet(**(good | bad))])
