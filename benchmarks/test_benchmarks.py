@@ -22,15 +22,15 @@ def prepared(request):
 
 
 @pytest.mark.parametrize(
-    ("prepared", "competitor", "group"),
+    ("prepared", "competitor", "group", "rounds"),
     [
-        pytest.param(workload, name, workload.name, id=f"{workload.name}-{name}")
+        pytest.param(workload, name, workload.name, workload.rounds, id=f"{workload.name}-{name}")
         for workload in WORKLOADS
         for name in sorted({name for row in workload.rows for name in (row.baseline, row.ours)})
     ],
     indirect=["prepared"],
 )
-def test_workload(benchmark, prepared, competitor, group):
+def test_workload(benchmark, prepared, competitor, group, rounds):
     benchmark.group = group
     run, setup = prepared.competitors[competitor]
-    benchmark.pedantic(run, setup=setup, rounds=3)
+    benchmark.pedantic(run, setup=setup, rounds=rounds)

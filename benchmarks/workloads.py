@@ -22,7 +22,7 @@ WORKLOADS = (
             ),
             Row("… against Hugging Face tokenizer.pad", "tokenizer.pad", "agl_fast", 10),
         ),
-        rounds=7,
+        rounds=5,
     ),
     Workload(
         "pad_left_lists",

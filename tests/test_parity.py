@@ -84,7 +84,7 @@ def conversations_of(all_calls: list, all_rewards: list) -> list[Conversation]:
     ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.lists(st.tuples(tokens, tokens), max_size=4), min_size=1, max_size=4).filter(any),
     st.lists(rewards, min_size=4, max_size=4),
@@ -135,7 +135,7 @@ def sequential_rollouts(draw):
     return conversations_of(all_calls, all_rewards), prompt_width, draw(st.sampled_from(widths))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(sequential_rollouts())
 def test_trajectories(case):
     conversations, prompt_width, response_width = case

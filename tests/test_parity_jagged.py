@@ -89,7 +89,7 @@ def assert_values_under_mask(mine: torch.Tensor, dense: torch.Tensor, mask: torc
     assert mine.offsets().diff().tolist() == mask.sum(-1).tolist()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(branching_rollouts(), st.sampled_from(["transition", "trajectory"]))
 def test_jagged_equals_padded_as_verl_converts_it(rollouts, level):
     padded = build(rollouts, level=level)
@@ -107,7 +107,7 @@ def test_one_offsets_tensor_per_family(rollouts):
         assert all(offsets is first for offsets in others)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(branching_rollouts(), st.sampled_from(["transition", "trajectory"]))
 def test_trim_cuts_to_the_longest_prompt_and_response(rollouts, level):
     whole = build(rollouts, level=level).tensors
