@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -180,8 +181,9 @@ py::array_t<int32_t> parse(py::handle text) {
     throw py::type_error("token ids must be str or bytes, got " +
                          std::string(Py_TYPE(text.ptr())->tp_name));
   }
-  const std::vector<int32_t> ids = parse_token_ids(data, length);
-  return py::array_t<int32_t>(static_cast<py::ssize_t>(ids.size()), ids.data());
+  const std::unique_ptr<int32_t[]> ids(
+      new int32_t[static_cast<std::size_t>(max_token_ids(length))]);
+  return py::array_t<int32_t>(parse_token_ids(data, length, ids.get()), ids.get());
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ class Planner {
 
     py::set seen;
     std::deque<PythonCall> read;  // alive together: later calls recognise earlier ones' tokens
-    auto plan = std::make_unique<RolloutPlan>(level_);
+    auto plan = std::make_unique<RolloutPlan>(level_, &spare_);
     int64_t longest = 0;
     for (std::size_t i = 0; i < count; ++i) {
       const py::handle call = PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i));
@@ -55,7 +55,7 @@ class Planner {
   // Begins a rollout whose calls come one by one with its first call. Throws and changes nothing,
   // or adds it.
   void open_with(py::handle rollout_id, int64_t base, int64_t keep, py::handle call) {
-    rollouts_.push_back({std::make_unique<RolloutPlan>(level_), py::set()});
+    rollouts_.push_back({std::make_unique<RolloutPlan>(level_, &spare_), py::set()});
     try {
       add_call(rollouts_.size() - 1, rollout_id, base, keep, call);
     } catch (...) {
@@ -87,7 +87,10 @@ class Planner {
     if (!read.response_id.is_none()) streamed.seen.add(read.response_id);
   }
 
-  void clear() { rollouts_.clear(); }
+  void clear() {
+    for (Streamed& each : rollouts_) each.plan->chains().recycle();
+    rollouts_.clear();
+  }
   std::size_t size() const { return rollouts_.size(); }
 
   RowSet rows(const py::array_t<float, py::array::c_style>& rewards, int64_t prompt,
@@ -166,6 +169,7 @@ class Planner {
   }
 
   Level level_;
+  SpareTokens spare_;
   std::vector<Streamed> rollouts_;
 };
 

@@ -105,8 +105,9 @@ void PythonTokens::read_array(py::array array, py::handle given) {
     throw py::value_error(where_.text() + " must be 1-D, got shape " +
                           repr_of(given.attr("shape")));
   }
-  if (array.size() > 1 && array.strides(0) != dtype.itemsize()) {
-    array = py::module_::import("numpy").attr("ascontiguousarray")(array);
+  const bool aligned = (array.flags() & py::detail::npy_api::NPY_ARRAY_ALIGNED_) != 0;
+  if (!aligned || (array.size() > 1 && array.strides(0) != dtype.itemsize())) {
+    array = array.attr("copy")();
   }
   kind_ = dtype.itemsize() == 4 ? Kind::kInt32 : Kind::kInt64;
   data_ = array.data();

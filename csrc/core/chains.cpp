@@ -13,7 +13,7 @@ uint64_t child_key(int32_t node, int32_t token) {
 
 }  // namespace
 
-Chains::Chains() : nodes_{{-1, -1, 0, 0, -1, -1, 0}} {}
+Chains::Chains(SpareTokens* spare) : spare_(spare), nodes_{{-1, -1, 0, 0, -1, -1, 0}} {}
 
 Placement Chains::add(int32_t call, const TokenReader& prompt, const TokenReader& response,
                       const float* log_probs, Position from) {
@@ -61,6 +61,10 @@ void Chains::forget_echoes() {
   for (Chain& each : chains_) each.echo = {};
 }
 
+void Chains::recycle() {
+  for (Chain& each : chains_) spare_->give(std::move(each.tokens));
+}
+
 Chains::Position Chains::match(const TokenReader& sequence, Position from) const {
   Position at = from;
   while (true) {
@@ -96,6 +100,7 @@ Placement Chains::compare(const TokenReader& prompt, Position at) const {
 int32_t Chains::open(int32_t call, const TokenReader& prompt, int64_t response_length,
                      Position at) {
   Chain opened;
+  opened.tokens = spare_->take();
   opened.first_call = call;
   opened.prompt_length = static_cast<int32_t>(prompt.size());
   const int64_t room = prompt.size() + response_length;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/rows.h"
@@ -9,9 +10,31 @@
 
 namespace agl {
 
+using Tokens = std::vector<int32_t>;
+
+// Token memory of chains that are gone, for those to come: fresh memory is slow at its first touch.
+class SpareTokens {
+ public:
+  // An empty vector, with the capacity of an earlier one where there is any.
+  Tokens take() {
+    if (spare_.empty()) return {};
+    Tokens tokens = std::move(spare_.back());
+    spare_.pop_back();
+    return tokens;
+  }
+
+  void give(Tokens&& tokens) {
+    tokens.clear();
+    spare_.push_back(std::move(tokens));
+  }
+
+ private:
+  std::vector<Tokens> spare_;
+};
+
 // Calls merged because each prompt extends the context before it.
 struct Chain {
-  std::vector<int32_t> tokens;    // the whole context: first prompt, then everything after
+  Tokens tokens;                  // the whole context: first prompt, then everything after
   std::vector<Segment> segments;  // cover what follows the first prompt
   int32_t prompt_length = 0;
   int32_t first_call = 0;
@@ -44,7 +67,7 @@ class Chains {
     int64_t depth;
   };
 
-  Chains();
+  explicit Chains(SpareTokens* spare);
 
   // Appends the call to the chain with the longest context that is a prefix of its prompt (of
   // equals the one extended last), or opens a new chain. `from` is a position the prompt is known
@@ -61,6 +84,9 @@ class Chains {
 
   // Forgets the sequences that chains were read from; call before those go away.
   void forget_echoes();
+
+  // Gives the tokens' memory back to the spare; nothing may be asked of the chains afterwards.
+  void recycle();
 
   // Room for the first chain opened, so that it grows in place.
   void reserve(int64_t tokens) { reserve_ = tokens; }
@@ -93,6 +119,7 @@ class Chains {
   void touch(int32_t chain);
   Placement compare(const TokenReader& prompt, Position at) const;
 
+  SpareTokens* spare_;
   std::vector<Chain> chains_;
   std::vector<Node> nodes_;
   std::unordered_map<uint64_t, int32_t> children_;  // (node, first token) -> node

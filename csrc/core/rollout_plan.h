@@ -35,7 +35,8 @@ struct PlannedMismatch {
 // One rollout's calls, merged into chains as they come.
 class RolloutPlan {
  public:
-  explicit RolloutPlan(Level level) : level_(level) {}
+  // `spare` outlives the plan.
+  RolloutPlan(Level level, SpareTokens* spare) : level_(level), chains_(spare) {}
 
   // `log_probs`: one per response token, or null.
   void add(CallClass call_class, const TokenReader& prompt, const TokenReader& response,

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from agl_fast import _core
-from agl_fast.batch.accounting import Accounting, EmptyBatchError, RolloutEntry
+from agl_fast.batch.accounting import EmptyBatchError, RolloutEntry
 from agl_fast.batch.batch import Batch
 from agl_fast.batch.calls import Call, LogProbs, Rollout, TokenIds
-from agl_fast.batch.collect import collect_accounting, collect_mismatches
+from agl_fast.batch.collect import Counts, collect_mismatches
 from agl_fast.batch.metrics import training_metrics
 from agl_fast.batch.options import (
     Layout,
@@ -240,28 +240,35 @@ class BatchBuilder:
             drop_overlong=options.drops_overlong,
             truncated_rollouts=_TRUNCATED_ROLLOUTS[options.truncated_rollouts],
         )
-        counts = collect_accounting(rows.counts)
-        accounting = sum((each.accounting for each in counts), Accounting())
+        counts = Counts(rows.counts)
+        accounting = counts.total()
         if len(rows) == 0:
             self._clear()
             raise EmptyBatchError(
                 f"none of {len(pending)} rollouts gave a row; {accounting}", accounting
             )
+        zeroed = options.truncated_rollouts == "zero_reward"
         entries = [
             RolloutEntry(
-                rollout_id=each.rollout_id,
-                data_id=each.data_id,
-                reward=0.0
-                if count.truncated and options.truncated_rollouts == "zero_reward"
-                else reward,
-                has_reward=each.reward is not None,
-                n_calls=each.n_calls,
-                n_rows=count.n_rows,
-                accounting=count.accounting,
-                truncated=count.truncated,
-                status=each.status,
+                each.rollout_id,
+                each.data_id,
+                0.0 if zeroed and truncated else reward,
+                each.reward is not None,
+                each.n_calls,
+                n_rows,
+                counts.of_rollout(index),
+                truncated,
+                each.status,
             )
-            for each, reward, count in zip(pending, rewards, counts, strict=True)
+            for index, (each, reward, n_rows, truncated) in enumerate(
+                zip(
+                    pending,
+                    rewards,
+                    counts.column("rows").tolist(),
+                    counts.column("lost_tokens").astype(bool).tolist(),
+                    strict=True,
+                )
+            )
         ]
         self._warn_of_missing_rewards(entries)
         mismatches = collect_mismatches(self._planner, self._pending, options.tokenizer)
@@ -275,8 +282,8 @@ class BatchBuilder:
                 entries,
                 accounting,
                 self._planner.response_lengths(),
-                np.array([count.n_chains for count in counts]),
-                sum(count.n_cut_chains for count in counts),
+                counts.column("chains"),
+                int(counts.column("cut_chains").sum()),
                 mismatches if options.level == "trajectory" else None,
             ),
         )

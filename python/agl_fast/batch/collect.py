@@ -3,54 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agl_fast import _core
-from agl_fast.batch.accounting import DROP_REASONS, Accounting, Mismatch
+from agl_fast.batch.accounting import Accounting, Mismatch
 from agl_fast.batch.mismatch import is_retokenised
 
 _KINDS = ("shortened", "new_conversation", "history_rewritten")
 
 
-@dataclass(slots=True)
-class RolloutCounts:
-    accounting: Accounting
-    n_rows: int
-    n_chains: int
-    n_cut_chains: int
-    truncated: bool
+# The planner's table, (rollouts, columns): counts by name, then dropped tokens by reason.
+_COLUMNS = (
+    "sampled",
+    "trained",
+    "truncated",
+    "duplicate",
+    "empty_calls",
+    "empty_rows",
+    "rows",
+    "chains",
+    "cut_chains",
+    "lost_tokens",
+)
 
 
-def collect_accounting(counts: NDArray[np.int64]) -> list[RolloutCounts]:
-    """One entry per rollout from the planner's table, (rollouts, 10 + drop reasons)."""
-    collected = []
-    for line in counts.tolist():
-        sampled, trained, truncated, duplicate, empty_calls, empty_rows = line[:6]
-        n_rows, n_chains, n_cut_chains, lost_tokens = line[6:10]
-        dropped = line[10:]
-        collected.append(
-            RolloutCounts(
-                Accounting(
-                    sampled,
-                    trained,
-                    truncated,
-                    sum(dropped),
-                    duplicate,
-                    dict(zip(DROP_REASONS, dropped, strict=True)),
-                    empty_calls,
-                    empty_rows,
-                ),
-                n_rows,
-                n_chains,
-                n_cut_chains,
-                bool(lost_tokens),
-            )
-        )
-    return collected
+class Counts:
+    """What the planner counted, per rollout and in all."""
+
+    def __init__(self, table: NDArray[np.int64]) -> None:
+        self._table = table
+        self._lines = table.tolist()
+
+    def column(self, name: str) -> NDArray[np.int64]:
+        """One count of every rollout, (rollouts,)."""
+        return self._table[:, _COLUMNS.index(name)]
+
+    def total(self) -> Accounting:
+        return _accounting(self._table.sum(axis=0).tolist())
+
+    def of_rollout(self, index: int) -> Accounting:
+        return _accounting(self._lines[index])
+
+
+def _accounting(line: list[int]) -> Accounting:
+    sampled, trained, truncated, duplicate, empty_calls, empty_rows, _, _, _, _, *dropped = line
+    aborted, excluded, empty, overlong_prompt, truncated_rollout = dropped
+    return Accounting(
+        sampled,
+        trained,
+        truncated,
+        sum(dropped),
+        duplicate,
+        {
+            "aborted": aborted,
+            "excluded": excluded,
+            "empty": empty,
+            "overlong_prompt": overlong_prompt,
+            "truncated_rollout": truncated_rollout,
+        },
+        empty_calls,
+        empty_rows,
+    )
 
 
 def collect_mismatches(

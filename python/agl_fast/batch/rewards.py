@@ -39,7 +39,13 @@ def final_reward(rollout_id: str, reward: Any, calls: Sequence[Call]) -> float |
     given = read_reward(reward, f"rollout {rollout_id!r}: reward")
     last = None
     for index, call in enumerate(calls):
-        if call.reward is not None:
-            own = read_reward(call.reward, f"rollout {rollout_id!r}, call {index}: reward")
+        try:
+            reward_of_call = call.reward
+        except AttributeError:
+            raise TypeError(
+                f"rollout {rollout_id!r}: calls[{index}] must be a Call, got {call!r}"
+            ) from None
+        if reward_of_call is not None:
+            own = read_reward(reward_of_call, f"rollout {rollout_id!r}, call {index}: reward")
             last = last if own is None else own
     return last if given is None else given
