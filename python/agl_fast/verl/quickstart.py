@@ -74,6 +74,9 @@ def main() -> int:
                 verbose=options.verbose,
             )
         require_rise([report.reward for report in reports], options.min_rise)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        console.say(f"\nstopped by {type(stop).__name__}; logs are in {run_folder}")
+        return 1
     except Exception as error:
         traceback.print_exc(file=console.out)
         console.say(f"\nFAILED with {type(error).__name__}; logs are in {run_folder}")

@@ -1,0 +1,159 @@
+"""The configuration of a run: verl's defaults, agl_fast's, then the user's."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_module
+from hydra.errors import InstantiationException
+from omegaconf import DictConfig, OmegaConf
+from verl.utils.config import validate_config
+from verl.utils.device import get_device_name
+
+from agl_fast.verl.config_checks import check_combinations
+from agl_fast.verl.config_types import check_types
+from agl_fast.verl.cpu_defaults import fill_in
+from agl_fast.verl.renamed_keys import leaves, nested, rename
+from agl_fast.verl.tool_parsers import tool_options
+
+OWN_CONFIG = Path(__file__).with_name("config.yaml")
+ENGINE_KWARGS = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+USE_V1_LINE = (
+    "trainer.use_v1=false: agl_fast's rows go through verl's RayPPOTrainer; the V1 trainer takes "
+    "its batches from a queue that verl's own agent loops fill"
+)
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A checked configuration.
+
+    Attributes:
+        config: interpolations are not resolved yet.
+        lines: what the user should read: keys that moved, values that were filled in.
+    """
+
+    config: DictConfig
+    lines: list[str]
+
+
+def compose(settings: Mapping[str, Any], *, device: str | None = None) -> Composed:
+    """Lay the user's settings over verl's `ppo_trainer` defaults and agl_fast's `config.yaml`.
+
+    Args:
+        settings: a tree of overrides, as plain values or an OmegaConf. New keys are allowed where
+            verl does not build a class from the group.
+        device: verl's name of the device; None: the one that verl finds.
+
+    Raises:
+        TypeError: a setting has the wrong type.
+        ValueError: a setting, or a combination, cannot work. Both name the key, its value and what
+            is expected.
+    """
+    flat, lines = rename(dict(leaves(_plain(settings, ""))))
+    tree = nested(flat)
+    config = OmegaConf.merge(_defaults(), tree)
+    lines += check_types(tree, _resolved(config), _resolved_defaults())
+
+    config.trainer.use_v1 = False
+    lines.append(USE_V1_LINE)
+    if config.critic.enable is None:
+        config.critic.enable = config.algorithm.adv_estimator == "gae"
+    if (device or get_device_name()) == "cpu":
+        lines += fill_in(config, flat.keys(), _unused_parts(config))
+    config.actor_rollout_ref.actor.loss_scale_factor = _loss_scale_factor(config)
+
+    lines += check_combinations(config)
+    _let_vllm_parse_tools(config)
+    _check_with_verl(config)
+    return Composed(config, lines)
+
+
+def _plain(value: Any, key: str) -> Any:
+    if OmegaConf.is_config(value):
+        value = OmegaConf.to_container(value, resolve=False)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if not isinstance(value, Mapping):
+        return value
+    for name in value:
+        if not isinstance(name, str) or "." in name:
+            raise ValueError(f"{key}{name!r}: expected a name without dots; nest what is in a group")
+    return {name: _plain(child, f"{key}{name}.") for name, child in value.items()}
+
+
+@cache
+def _cached_defaults() -> DictConfig:
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        defaults = hydra_compose("ppo_trainer")
+    OmegaConf.set_struct(defaults, False)
+    return OmegaConf.merge(defaults, OmegaConf.load(OWN_CONFIG))
+
+
+def _defaults() -> DictConfig:
+    return copy.deepcopy(_cached_defaults())
+
+
+@cache
+def _resolved_defaults() -> dict[str, Any]:
+    return _resolved(_cached_defaults())
+
+
+def _resolved(config: DictConfig) -> dict[str, Any]:
+    plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)
+    return plain
+
+
+def _needs_reference(config: DictConfig) -> bool:
+    return bool(config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss)
+
+
+def _unused_parts(config: DictConfig) -> tuple[str, ...]:
+    parts = {
+        "critic.": not config.critic.enable,
+        "actor_rollout_ref.ref.": not _needs_reference(config),
+    }
+    return tuple(part for part, is_unused in parts.items() if is_unused)
+
+
+def _loss_scale_factor(config: DictConfig) -> int:
+    """What `seq-mean-token-sum-norm` divides by: the configured width, whatever a batch has."""
+    configured = config.actor_rollout_ref.actor.loss_scale_factor
+    rows = config.agentlightning.trace_aggregator
+    width = (
+        rows.trajectory_max_response_length
+        if rows.level == "trajectory"
+        else config.data.max_response_length
+    )
+    return int(width if configured is None else configured)
+
+
+def _let_vllm_parse_tools(config: DictConfig) -> None:
+    multi_turn_format = config.actor_rollout_ref.rollout.multi_turn.format
+    chosen = OmegaConf.select(config, ENGINE_KWARGS) or {}
+    if multi_turn_format is None or "tool_call_parser" in chosen:
+        return
+    for name, value in tool_options(multi_turn_format).items():
+        if name not in chosen:
+            OmegaConf.update(config, f"{ENGINE_KWARGS}.{name}", value, force_add=True)
+
+
+def _check_with_verl(config: DictConfig) -> None:
+    resolved = copy.deepcopy(config)
+    OmegaConf.resolve(resolved)
+    try:
+        validate_config(
+            config=resolved,
+            use_reference_policy=_needs_reference(config),
+            use_critic=config.critic.enable,
+        )
+    except (AssertionError, ValueError, InstantiationException) as error:
+        cause = error.__cause__ or error
+        raise ValueError(f"verl refuses the configuration: {cause}") from error

@@ -1,0 +1,133 @@
+"""Settings that cannot work together, found before Ray starts."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+AT_LEAST_ONE = (
+    "data.train_batch_size",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "actor_rollout_ref.rollout.val_kwargs.n",
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
+    "agentlightning.trace_aggregator.trajectory_max_prompt_length",
+    "agentlightning.trace_aggregator.trajectory_max_response_length",
+    "agentlightning.trace_aggregator.trajectory_max_total_length",
+)
+ABOVE_ZERO = ("agentlightning.llm_timeout_seconds", "agentlightning.rollout_deadline_seconds")
+PORTS = ("agentlightning.port", "agentlightning.proxy.port")
+ONLY = {
+    "actor_rollout_ref.rollout.name": (("vllm",), "the proxy asks vLLM for token ids"),
+    "actor_rollout_ref.rollout.mode": (("async",), "agents call vLLM's servers"),
+    "actor_rollout_ref.actor.strategy": (("fsdp", "fsdp2"), "verl's defaults here are FSDP's"),
+    "critic.strategy": (("fsdp", "fsdp2"), "verl's defaults here are FSDP's"),
+    "reward.reward_model.enable": ((False,), "rewards come from the agents"),
+    "distillation.enabled": ((False,), "there is no teacher for the agents' calls"),
+    "skip.rollout.enable": ((False,), "the agents roll out"),
+}
+# With these, a rollout is better or worse than others of its sample.
+GROUP_ESTIMATORS = (
+    "gdpo",
+    "gpg",
+    "grpo",
+    "grpo_passk",
+    "grpo_vectorized",
+    "opo",
+    "optimal_token_baseline",
+    "reinforce_plus_plus_baseline",
+    "rloo",
+    "rloo_vectorized",
+    "tir_optimal_token_baseline",
+)
+
+
+def check_combinations(config: DictConfig) -> list[str]:
+    """Raise ValueError naming a key, its value and what is expected.
+
+    Returns:
+        One line for each setting that is allowed and does nothing.
+    """
+    for key in AT_LEAST_ONE:
+        value = _get(config, key)
+        if value is not None and value < 1:
+            raise _unexpected(config, key, "at least 1")
+    for key in ABOVE_ZERO:
+        value = _get(config, key)
+        if value is not None and not value > 0:
+            raise _unexpected(config, key, "a number above 0, or null")
+    for key in PORTS:
+        value = _get(config, key)
+        if value is not None and not 0 <= value <= 65535:
+            raise _unexpected(config, key, "a port from 0 to 65535")
+    for key, (allowed, why) in ONLY.items():
+        if _get(config, key) not in allowed:
+            expected = " or ".join(map(repr, allowed))
+            raise _unexpected(config, key, f"{expected}, as {why}")
+    if not math.isfinite(_get(config, "agentlightning.reward_fillna_value")):
+        raise _unexpected(config, "agentlightning.reward_fillna_value", "a finite number")
+    _check_batch(config)
+    _check_servers(config)
+    return list(_without_effect(config))
+
+
+def _check_batch(config: DictConfig) -> None:
+    key = "actor_rollout_ref.actor.ppo_mini_batch_size"
+    if _get(config, key) > config.data.train_batch_size:
+        raise _unexpected(
+            config, key, f"at most data.train_batch_size={config.data.train_batch_size}"
+        )
+
+
+def _check_servers(config: DictConfig) -> None:
+    gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    if gpus % _get(config, key):
+        raise _unexpected(
+            config, key, f"a divisor of trainer.nnodes × trainer.n_gpus_per_node = {gpus}"
+        )
+    proxy = config.agentlightning.proxy
+    if not _is_loopback(proxy.host) and not proxy.api_key:
+        raise ValueError(
+            f"agentlightning.proxy.host={proxy.host!r}: expected agentlightning.proxy.api_key to "
+            "be set as well, as others can reach the server"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _without_effect(config: DictConfig) -> Iterator[str]:
+    if config.reward.custom_reward_function.path is not None:
+        yield (
+            "reward.custom_reward_function is not called: rewards come from the agents and the "
+            "store"
+        )
+    estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
+    if estimator in GROUP_ESTIMATORS and n < 2:
+        yield (
+            f"actor_rollout_ref.rollout.n={n} with algorithm.adv_estimator={estimator}: a rollout "
+            "has no others to be compared with, so every advantage is 0"
+        )
+
+
+def _get(config: DictConfig, key: str) -> Any:
+    return OmegaConf.select(config, key)
+
+
+def _unexpected(config: DictConfig, key: str, expected: str) -> ValueError:
+    return ValueError(f"{key}={_get(config, key)!r}: expected {expected}")

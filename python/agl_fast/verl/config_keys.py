@@ -1,0 +1,45 @@
+"""The types of agl_fast's own keys. `config.yaml` says what they mean and holds the defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class ProxyKeys:
+    """`agentlightning.proxy`."""
+
+    host: str
+    port: int | None
+    advertise_host: str | None
+    api_key: str | None
+
+
+@dataclass(frozen=True)
+class TraceAggregatorKeys:
+    """`agentlightning.trace_aggregator`."""
+
+    level: Literal["transition", "trajectory"]
+    trajectory_max_prompt_length: int
+    trajectory_max_response_length: int
+    trajectory_max_total_length: int | None
+    overlong_prompt: Literal["drop", "spill"] | None
+    truncated_rollouts: Literal["train", "mask", "zero_reward"]
+    trim: bool
+    debug: bool
+    mismatch_log_dir: str
+
+
+@dataclass(frozen=True)
+class AgentLightningKeys:
+    """`agentlightning`."""
+
+    port: int
+    reward_fillna_value: float
+    llm_timeout_seconds: float
+    rollout_deadline_seconds: float | None
+    failed_rollouts: Literal["skip", "zero"]
+    sampling: Literal["enforce", "allow"]
+    proxy: ProxyKeys
+    trace_aggregator: TraceAggregatorKeys

@@ -1,0 +1,159 @@
+"""Are the user's settings of the types that verl and agl_fast expect?"""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
+from importlib import import_module
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from agl_fast.verl.config_keys import AgentLightningKeys
+
+# verl reads these as well, though its default is of another type.
+ALSO_ALLOWED: dict[str, type] = {
+    "data.train_files": list,
+    "data.val_files": list,
+    "trainer.logger": str,
+}
+OWN = AgentLightningKeys.__module__
+
+
+def check_types(
+    settings: Mapping[str, Any], config: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> list[str]:
+    """Hold the user's settings against the classes that verl builds from them, or the defaults.
+
+    Args:
+        settings: what the user has set, as a tree.
+        config: settings over defaults, resolved.
+        defaults: verl's and agl_fast's, resolved.
+
+    Returns:
+        One line for each new key that is close to a known one: likely a misspelling.
+
+    Raises:
+        TypeError: a value has the wrong type.
+        ValueError: a value is none of those to choose from, or verl has no place for a key. Both
+            name the key, its value and what is expected.
+    """
+    lines: list[str] = []
+    hints = {"agentlightning": AgentLightningKeys}
+    _check_group("", settings, config, defaults, hints, None, lines)
+    return lines
+
+
+def _check_group(
+    prefix: str,
+    settings: Mapping[str, Any],
+    config: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    hints: Mapping[str, Any],
+    declared: type | None,
+    lines: list[str],
+) -> None:
+    for name, setting in settings.items():
+        key, value, hint = f"{prefix}{name}", config[name], hints.get(name, Any)
+        is_known = name in hints or name in defaults or name == "_target_"
+        if is_known:
+            _check_value(key, value, hint, defaults.get(name))
+        else:
+            _check_new(key, value, {*hints, *defaults}, declared, lines)
+        if isinstance(setting, Mapping) and isinstance(value, Mapping):
+            child = _class_of(value, hint)
+            below = defaults.get(name)
+            _check_group(
+                f"{key}.",
+                setting,
+                value,
+                below if isinstance(below, Mapping) else {},
+                get_type_hints(child) if child else {},
+                child,
+                lines,
+            )
+
+
+def _class_of(value: Mapping[str, Any], hint: Any) -> type | None:
+    """The class that verl builds from a group."""
+    target = value.get("_target_")
+    if isinstance(target, str):
+        module, _, name = target.rpartition(".")
+        found = getattr(import_module(module), name)
+        return found if is_dataclass(found) else None
+    for option in get_args(hint) or (hint,):
+        if isinstance(option, type) and is_dataclass(option):
+            return option
+    return None
+
+
+def _check_new(
+    key: str, value: Any, known: Iterable[str], declared: type | None, lines: list[str]
+) -> None:
+    close = difflib.get_close_matches(key.rpartition(".")[2], sorted(known), n=1, cutoff=0.8)
+    meant = f"did you mean {close[0]}?" if close else ""
+    if declared is not None and declared.__module__ != OWN:
+        # verl passes every key of the group to the class.
+        raise ValueError(
+            f"{key}={value!r}: expected no such key, as verl's {declared.__name__} has none; "
+            f"{meant or 'it has ' + ', '.join(sorted(known))}"
+        )
+    if close:
+        lines.append(f"{key} is a new key; {meant}")
+
+
+def _check_value(key: str, value: Any, hint: Any, default: Any) -> None:
+    if value is None and default is None:
+        return
+    if hint is Any:
+        if default is None:
+            return
+        hint = type(default)
+    if _matches(value, hint) or isinstance(value, ALSO_ALLOWED.get(key, ())):
+        return
+    if isinstance(value, list) and default is None:
+        return  # verl annotates some of its lists as optional strings
+    choices = [choice for option in _options(hint) for choice in _choices(option)]
+    if choices:
+        raise ValueError(f"{key}={value!r}: expected one of {', '.join(map(str, choices))}")
+    expected = " or ".join(_name(option) for option in _options(hint))
+    raise TypeError(f"{key}={value!r}: expected {expected}, got {_name(type(value))}")
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _choices(option: Any) -> tuple[Any, ...]:
+    return get_args(option) if get_origin(option) is Literal else ()
+
+
+def _matches(value: Any, hint: Any) -> bool:
+    options = _options(hint)
+    if len(options) > 1:
+        return any(_matches(value, option) for option in options)
+    origin = get_origin(hint) or hint
+    if hint is Any:
+        return True
+    if origin is Literal:
+        return value in get_args(hint)
+    if origin is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if origin is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if origin in (list, tuple):
+        element = (get_args(hint) or (Any,))[0]
+        return isinstance(value, list) and all(_matches(item, element) for item in value)
+    if origin in (dict, Mapping) or is_dataclass(origin):
+        return isinstance(value, Mapping)
+    return not isinstance(origin, type) or isinstance(value, origin)
+
+
+def _name(hint: Any) -> str:
+    if hint is type(None):
+        return "null"
+    if is_dataclass(hint):
+        return "a mapping"
+    return {"bool": "true or false", "dict": "a mapping", "list": "a list", "tuple": "a list"}.get(
+        getattr(hint, "__name__", ""), getattr(hint, "__name__", str(hint))
+    )

@@ -1,0 +1,196 @@
+"""One request's answer: to the agent, byte for byte, and into the recorder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from agl_fast.batch.calls import Call
+from agl_fast.verl.proxy import replies
+from agl_fast.verl.proxy.answers import (
+    AnswerCollector,
+    Choice,
+    EventReader,
+    NoTokenIdsError,
+    read_answer,
+)
+from agl_fast.verl.proxy.recorder import RecordedCall, Recorder
+
+
+class AgentGoneError(ConnectionResetError):
+    """The agent closed its connection before it had the whole answer."""
+
+
+class BrokenAnswerError(RuntimeError):
+    """A server's answer ended before it was complete."""
+
+
+@dataclass(slots=True)
+class Origin:
+    """Whose request it is, and what its calls have in common."""
+
+    rollout_id: str
+    attempt_id: str
+    trainable: bool
+    agent: str | None
+    started_at: float
+    policy_version: int | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Exchange:
+    """An agent's request whose answer is coming in.
+
+    Args:
+        next_sequence: the store's, of (rollout id, attempt id). None: calls are numbered by time.
+    """
+
+    def __init__(
+        self,
+        request: web.Request,
+        recorder: Recorder,
+        next_sequence: Callable[[str, str], Awaitable[int]] | None,
+    ) -> None:
+        self._request = request
+        self._recorder = recorder
+        self._next_sequence = next_sequence
+
+    async def forward(self, response: aiohttp.ClientResponse) -> web.StreamResponse:
+        """Pass the answer on as it arrives."""
+        if response.status >= 400:
+            kind = "client_errors" if response.status < 500 else "server_errors"
+            self._recorder.count(kind)
+        reply = self._reply(response)
+        if response.content_length is not None:
+            reply.content_length = response.content_length
+        async for chunk in self._chunks(response):
+            await self._write(reply, chunk)
+        await self._finish(reply)
+        return reply
+
+    async def record_whole(
+        self, response: aiohttp.ClientResponse, origin: Origin
+    ) -> web.StreamResponse:
+        """Read the answer, record it, hand it over.
+
+        Raises:
+            NoTokenIdsError: the answer lacks ids.
+            BrokenAnswerError, AgentGoneError, TimeoutError: nothing is recorded.
+        """
+        body = b"".join([chunk async for chunk in self._chunks(response)])
+        response_id, choices = read_answer(body)
+        added = await self._add(origin, response_id, choices)
+        reply = self._reply(response)
+        reply.content_length = len(body)
+        try:
+            await self._write(reply, body)
+            await self._finish(reply)
+        except BaseException:
+            self._recorder.withdraw(origin.rollout_id, origin.attempt_id, added)
+            raise
+        return reply
+
+    async def record_stream(
+        self, response: aiohttp.ClientResponse, origin: Origin, expected_choices: int
+    ) -> web.StreamResponse:
+        """Pass events on as they arrive; record when every choice has its finish reason, before
+        the agent sees the last.
+
+        Raises:
+            As ``record_whole``; the agent may have a part of the answer then.
+        """
+        self._recorder.count("streams")
+        collector, events = AnswerCollector(), EventReader()
+        reply = self._reply(response)
+        added: list[str] | None = None
+        held = b""
+        try:
+            async for chunk in self._chunks(response):
+                for data in events.feed(chunk):
+                    if data != b"[DONE]":
+                        collector.add(data)
+                if added is None and collector.finished_choices >= expected_choices:
+                    choices = collector.choices()
+                    added = await self._add(origin, collector.response_id, choices)
+                held += chunk
+                if not collector.begun:
+                    continue  # half an event
+                if not collector.has_prompt_ids and not collector.failed:
+                    raise NoTokenIdsError("the server's stream begins without prompt_token_ids")
+                await self._write(reply, held)
+                held = b""
+            if added is None and not collector.failed:
+                raise BrokenAnswerError("the server's stream ended before the answer did")
+            await self._finish(reply)
+        except BaseException:
+            self._recorder.withdraw(origin.rollout_id, origin.attempt_id, added or [])
+            raise
+        if added is None:  # the agent has the server's own error event
+            self._recorder.count("server_errors")
+        return reply
+
+    async def _add(self, origin: Origin, response_id: str, choices: list[Choice]) -> list[str]:
+        finished_at = time.time()
+        if self._next_sequence is None:
+            sequence = time.monotonic_ns()
+        else:
+            sequence = await self._next_sequence(origin.rollout_id, origin.attempt_id)
+        calls = [
+            RecordedCall(
+                Call(
+                    choice.prompt_ids,
+                    choice.response_ids,
+                    choice.log_probs,
+                    response_id=_unique_id(response_id, choice, len(choices)),
+                    finish_reason=choice.finish_reason,
+                    policy_version=origin.policy_version,
+                    sampling=origin.sampling,
+                    agent=origin.agent,
+                    trainable=origin.trainable,
+                ),
+                sequence,
+                origin.started_at,
+                finished_at,
+                response_id,
+            )
+            for choice in choices
+        ]
+        return self._recorder.add(origin.rollout_id, origin.attempt_id, calls)
+
+    def _reply(self, response: aiohttp.ClientResponse) -> web.StreamResponse:
+        headers = replies.headers_for_agent(response.headers)
+        return web.StreamResponse(status=response.status, reason=response.reason, headers=headers)
+
+    async def _chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in response.content.iter_any():
+                yield chunk
+        except aiohttp.ClientError as error:
+            raise BrokenAnswerError(f"the server's answer broke off: {error}") from error
+
+    async def _write(self, reply: web.StreamResponse, chunk: bytes) -> None:
+        try:
+            if not reply.prepared:
+                self._request[replies.BEGUN] = reply
+                await reply.prepare(self._request)
+            await reply.write(chunk)
+        except ConnectionError as error:
+            raise AgentGoneError(str(error)) from error
+
+    async def _finish(self, reply: web.StreamResponse) -> None:
+        try:
+            await reply.prepare(self._request)  # an empty answer was not begun
+            await reply.write_eof()
+        except ConnectionError as error:
+            raise AgentGoneError(str(error)) from error
+
+
+def _unique_id(response_id: str, choice: Choice, choices: int) -> str | None:
+    if not response_id:
+        return None
+    return response_id if choices == 1 else f"{response_id}#{choice.index}"

@@ -1,0 +1,225 @@
+"""Agent-lightning's LLMProxy without litellm."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from agl_fast.verl.proxy.addresses import is_loopback, routable_address, url_host
+from agl_fast.verl.proxy.fleet import Fleet
+from agl_fast.verl.proxy.recorder import Recorder
+from agl_fast.verl.proxy.sampling import Phase, PhaseName, SamplingPolicy
+from agl_fast.verl.proxy.server import ProxyServer
+from agl_fast.verl.proxy.serving import ServingThread
+
+# Importing agentlightning imports litellm, which would look for a price list on the internet.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
+import agentlightning
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+
+
+class LLMProxy(agentlightning.LLMProxy):
+    """Serves the policy to agents and records their calls.
+
+    An OpenAI-compatible server on a thread of this process, in front of the vLLM servers of the
+    model list. Agents use the resource that ``as_resource`` returns: a request on the path of a
+    rollout and attempt is answered with token ids, which ``recorder`` keeps until they are taken.
+    ``X-AGL-Train: 0`` marks a call that is not trained (a judge on the same endpoint),
+    ``X-AGL-Agent`` names the agent that makes it.
+
+    Args:
+        port: None: the system chooses one at the first start.
+        model_list: one entry a vLLM server, as for Agent-lightning: ``model_name`` and
+            ``litellm_params`` with ``api_base`` (``http://host:port/v1/``), ``model`` (its own name
+            there, after ``hosted_vllm/``) and ``api_key``.
+        store: numbers the calls among the spans of their rollout.
+        host: what to bind to; anything beyond loopback needs an ``api_key``.
+        advertise_host: what agents connect to; None: ``host``, or this machine's address in its
+            network where ``host`` stands for every address.
+        api_key: required of every request (``Authorization: Bearer``), and part of the resource.
+        timeout_seconds: the longest an answer may take.
+
+    Raises:
+        ValueError: ``host`` is not loopback and there is no ``api_key``, or the model list is bad.
+    """
+
+    def __init__(
+        self,
+        port: int | None = None,
+        model_list: Iterable[Mapping[str, Any]] | None = None,
+        store: agentlightning.LightningStore | None = None,
+        host: str | None = LOOPBACK,
+        *,
+        advertise_host: str | None = None,
+        api_key: str | None = None,
+        timeout_seconds: float = 1200.0,
+    ) -> None:
+        # The base class's own constructor sets up litellm's server; its methods that use that are
+        # all replaced here.
+        host = host or LOOPBACK
+        if not is_loopback(host) and not api_key:
+            raise ValueError(f"host {host!r} is reachable by others: give the proxy an api_key")
+        self.store = store
+        self._host = host
+        self._port = port
+        self._advertise_host = advertise_host
+        self._api_key = api_key
+        self._timeout_seconds = timeout_seconds
+        self._server = ProxyServer(api_key=api_key, timeout_seconds=timeout_seconds)
+        self._thread: ServingThread | None = None
+        self.update_model_list(list(model_list or []))
+
+    @classmethod
+    def in_place_of(cls, proxy: agentlightning.LLMProxy | None, **settings: Any) -> LLMProxy:
+        """The proxy itself where it is one of ours; otherwise a new one, with a warning where a
+        stock proxy is replaced.
+
+        Args:
+            settings: the constructor's, for a new one; it takes over a stock proxy's store.
+        """
+        if isinstance(proxy, cls):
+            return proxy
+        if proxy is not None:
+            logger.warning(
+                "%s is replaced by agl_fast.LLMProxy, which keeps the token ids of every call; its "
+                "host, port, callbacks and litellm settings are not used.",
+                type(proxy).__name__,
+            )
+            settings.setdefault("store", proxy.get_store())
+        return cls(**settings)
+
+    @property
+    def recorder(self) -> Recorder:
+        return self._server.recorder
+
+    def begin(self, phase: PhaseName, policy_version: int, sampling: SamplingPolicy | None) -> None:
+        """What the calls that start from now on belong to; call it before rollouts are enqueued.
+
+        Calls that nobody took, and which rollout used which server, are forgotten.
+        """
+        self.recorder.forget_all()
+        self._server.fleet.forget_rollouts()
+        self._server.phase = Phase(phase, policy_version, sampling)
+
+    def update_model_list(self, model_list: list[Any]) -> None:
+        """Replace the servers, also while the proxy runs.
+
+        Raises:
+            ValueError: an entry has no ``api_base``, or the entries name several models.
+        """
+        self._server.fleet = Fleet(model_list)
+        self.model_list = model_list
+
+    def set_store(self, store: agentlightning.LightningStore) -> None:
+        self.store = store
+        self._server.next_sequence = store.get_next_span_sequence_id
+
+    def initialize(self) -> None:
+        """Nothing: there are no global hooks."""
+
+    async def start(self) -> None:
+        """Bind and serve.
+
+        Raises:
+            ValueError: there is no store.
+            RuntimeError: the store cannot be used from the server's thread.
+            OSError: host and port cannot be bound.
+        """
+        if self.is_running():
+            logger.warning("LLMProxy is running already.")
+            return
+        if self.store is None:
+            raise ValueError("LLMProxy has no store; set_store before start")
+        if not self.store.capabilities.get("thread_safe", False):
+            raise RuntimeError(
+                f"{type(self.store).__name__} is not thread-safe, and the proxy runs on a thread: "
+                "use InMemoryLightningStore(thread_safe=True) or LightningStoreThreaded"
+            )
+        self.set_store(self.store)
+        thread = ServingThread(self._server)
+        self._port = await asyncio.to_thread(thread.start, self._host, self._port)
+        self._thread = thread
+        logger.info("LLMProxy serves %s", self._endpoint())
+
+    async def stop(self) -> None:
+        """Stop serving; what was recorded stays."""
+        if self._thread is None or not self.is_running():
+            logger.warning("LLMProxy is not running. Nothing to stop.")
+            return
+        await asyncio.to_thread(self._thread.stop)
+        self._thread = None
+
+    async def restart(self, *, _port: int | None = None) -> None:
+        """Stop where it runs, then start, on the same port where none is given."""
+        if self.is_running():
+            await self.stop()
+        if _port is not None:
+            self._port = _port
+        await self.start()
+
+    def is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_running()
+
+    def as_resource(
+        self,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+        model: str | None = None,
+        sampling_parameters: dict[str, Any] | None = None,
+    ) -> agentlightning.LLM:
+        """The resource with which agents find the proxy.
+
+        Args:
+            rollout_id, attempt_id: for an LLM of one attempt; both None: a ProxyLLM, which puts in
+                those of the rollout that uses it.
+            model: None: the model list's.
+            sampling_parameters: carried along for agents that read them.
+
+        Raises:
+            ValueError: no model is known, or only one of the two ids is given.
+            RuntimeError: the port is not known before the first start.
+        """
+        if (rollout_id is None) != (attempt_id is None):
+            raise ValueError("give both rollout_id and attempt_id, or neither")
+        model = model or self._server.fleet.model_name
+        if model is None:
+            raise ValueError("the model list is empty; name the model")
+        endpoint = self._endpoint()
+        kind = agentlightning.ProxyLLM
+        if rollout_id is not None:
+            kind = agentlightning.LLM
+            endpoint = f"{endpoint}/rollout/{rollout_id}/attempt/{attempt_id}"
+        return kind(
+            endpoint=endpoint,
+            model=model,
+            api_key=self._api_key,
+            sampling_parameters=dict(sampling_parameters or {}),
+        )
+
+    def _endpoint(self) -> str:
+        if self._port is None:
+            raise RuntimeError("the port is not known yet: start the proxy, or give it a port")
+        host = self._advertise_host or routable_address(self._host)
+        return f"http://{url_host(host)}:{self._port}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Settings only: a copy in another process serves nothing until it is started there."""
+        return {
+            "port": self._port,
+            "model_list": self.model_list,
+            "store": self.store,
+            "host": self._host,
+            "advertise_host": self._advertise_host,
+            "api_key": self._api_key,
+            "timeout_seconds": self._timeout_seconds,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]

@@ -1,0 +1,120 @@
+"""An agent's request as a vLLM server gets it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from agl_fast.verl.proxy.sampling import Phase, deviations, sampling_of, unenforceable
+
+Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions"]
+
+
+class BadRequestError(ValueError):
+    """The agent's request cannot be understood; the message is for the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """What goes to the server.
+
+    Attributes:
+        body: JSON.
+        body_without_cap: where ``max_tokens`` is ours: the same without.
+        choices: how many the answer will have.
+        sampling: what the request states after our changes.
+        overridden: the agent's value and the run's, by parameter, where the run's went out.
+        deviating: the same where the agent's went out.
+        unenforced: parameters that change what is sampled and that the trainer does not know.
+    """
+
+    body: bytes
+    body_without_cap: bytes | None
+    choices: int
+    sampling: Mapping[str, Any]
+    overridden: Mapping[str, tuple[Any, float]]
+    deviating: Mapping[str, tuple[Any, float]]
+    unenforced: list[str]
+
+
+def read_body(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a request's body.
+
+    Raises:
+        BadRequestError: it is none.
+    """
+    try:
+        body = json.loads(raw)
+    except ValueError as error:
+        raise BadRequestError(f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise BadRequestError(f"the body must be a JSON object, got {type(body).__name__}")
+    return body
+
+
+def recordable(
+    body: Mapping[str, Any], endpoint: Endpoint, phase: Phase, *, trainable: bool
+) -> Outgoing:
+    """The request with what recording and training need; everything else is untouched."""
+    changed = {**body, "return_token_ids": True}
+    if endpoint == "/v1/chat/completions":
+        changed["logprobs"] = True
+        # An explicit null would switch log-probs off.
+        if changed.get("top_logprobs") is None:
+            changed["top_logprobs"] = 0
+    elif changed.get("logprobs") is None:
+        changed["logprobs"] = 0
+    overridden: dict[str, tuple[Any, float]] = {}
+    deviating: dict[str, tuple[Any, float]] = {}
+    unenforced: list[str] = []
+    if phase.sampling is not None and trainable:
+        different = deviations(body, phase.sampling)
+        if phase.enforces(trainable=trainable):
+            overridden, unenforced = different, unenforceable(body)
+            changed.update(phase.sampling.parameters())
+        else:
+            if phase.name == "train":
+                deviating = different
+            for name, ours in phase.sampling.parameters().items():
+                if changed.get(name) is None:
+                    changed[name] = ours
+    without_cap = None
+    if cap := _missing_limit(body, endpoint, phase):
+        without_cap = _dumps(changed)
+        changed["max_tokens"] = cap
+    return Outgoing(
+        body=_dumps(changed),
+        body_without_cap=without_cap,
+        choices=_choices(body, endpoint),
+        sampling=sampling_of(changed),
+        overridden=overridden,
+        deviating=deviating,
+        unenforced=unenforced,
+    )
+
+
+def _missing_limit(body: Mapping[str, Any], endpoint: Endpoint, phase: Phase) -> int | None:
+    # The completions endpoint has a default of its own.
+    if phase.sampling is None or endpoint != "/v1/chat/completions":
+        return None
+    if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
+        return phase.sampling.max_tokens
+    return None
+
+
+def _choices(body: Mapping[str, Any], endpoint: Endpoint) -> int:
+    n = body.get("n")
+    per_prompt = n if isinstance(n, int) else 1
+    prompts = body.get("prompt")
+    # A list of numbers is one prompt.
+    many = endpoint == "/v1/completions" and isinstance(prompts, list)
+    if many and prompts and isinstance(prompts[0], str | list):
+        return per_prompt * len(prompts)
+    return per_prompt
+
+
+def _dumps(body: Mapping[str, Any]) -> bytes:
+    # ASCII, as lone surrogates cannot be encoded otherwise.
+    return json.dumps(body, separators=(",", ":")).encode()

@@ -1,0 +1,71 @@
+"""What the proxy itself answers, and which headers it passes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+# Where a request keeps the answer whose first bytes are out.
+BEGUN = "agl_fast.begun"
+
+# Of one connection, not of the message (RFC 9110), or written anew on the next.
+_OF_CONNECTION = {
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "content-length",
+}
+_NOT_TO_SERVER = _OF_CONNECTION | {
+    "accept-encoding",  # ids are read out of the answer
+    "authorization",  # the proxy's own key
+    "x-api-key",
+    "content-encoding",
+    "expect",
+    "host",
+    # vLLM makes response ids of it, and an agent that sends one for a whole conversation would
+    # give different answers one id.
+    "x-request-id",
+    "x-agl-train",
+    "x-agl-agent",
+}
+
+
+def error(status: int, kind: str, message: str) -> web.Response:
+    """An error as OpenAI's clients read it."""
+    body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
+    return web.Response(
+        status=status, body=json.dumps(body).encode(), content_type="application/json"
+    )
+
+
+def instead(request: web.Request, reply: web.Response) -> web.StreamResponse:
+    """The reply; where an answer has begun, that one cut off, so that it is not taken for whole."""
+    begun: web.StreamResponse | None = request.get(BEGUN)
+    if begun is None:
+        return reply
+    if request.transport is not None:
+        request.transport.abort()
+    return begun
+
+
+def headers_for_server(headers: Mapping[str, str], api_key: str | None) -> CIMultiDict[str]:
+    passed = CIMultiDict(
+        (name, value) for name, value in headers.items() if name.lower() not in _NOT_TO_SERVER
+    )
+    if api_key is not None:
+        passed["Authorization"] = f"Bearer {api_key}"
+    return passed
+
+
+def headers_for_agent(headers: Mapping[str, str]) -> CIMultiDict[str]:
+    return CIMultiDict(
+        (name, value) for name, value in headers.items() if name.lower() not in _OF_CONNECTION
+    )
