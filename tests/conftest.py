@@ -9,7 +9,9 @@ import pytest
 from hypothesis import settings
 
 # Batches of simulated agents take longer than Hypothesis's 200 ms now and then.
-settings.register_profile("agl_fast", deadline=None, print_blob=True)
+# `pytest --hypothesis-profile=thorough` looks further.
+settings.register_profile("agl_fast", deadline=None, print_blob=True, max_examples=60)
+settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=1000)
 settings.load_profile("agl_fast")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import agl_fast
@@ -46,7 +46,6 @@ def test_builder_copies_what_it_needs(
     assert_same_outcome(build, [plain for plain, _ in pairs], chosen)
 
 
-@settings(max_examples=50)
 @given(st.lists(several_rollouts(), min_size=2, max_size=4), options())
 def test_reused_buffers_hold_nothing_of_the_batch_before(
     batches: list[list[PlainRollout]], chosen: dict[str, Any]
@@ -62,7 +61,6 @@ def test_reused_buffers_hold_nothing_of_the_batch_before(
         assert_same_outcome(build, rollouts, chosen)
 
 
-@settings(max_examples=50)
 @given(st.data(), several_rollouts(), options(), st.sampled_from([61, 150, 257]))
 def test_long_sequences(
     data: st.DataObject, rollouts: list[PlainRollout], chosen: dict[str, Any], factor: int
