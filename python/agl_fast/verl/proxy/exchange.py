@@ -59,6 +59,15 @@ class Exchange:
         self._request = request
         self._recorder = recorder
         self._next_sequence = next_sequence
+        self._begun: web.StreamResponse | None = None
+
+    def instead(self, reply: web.Response) -> web.StreamResponse:
+        """The reply; where an answer has begun, that one cut off, as it must not pass for whole."""
+        if self._begun is None:
+            return reply
+        if self._request.transport is not None:
+            self._request.transport.abort()
+        return self._begun
 
     async def forward(self, response: aiohttp.ClientResponse) -> web.StreamResponse:
         """Pass the answer on as it arrives."""
@@ -176,7 +185,7 @@ class Exchange:
     async def _write(self, reply: web.StreamResponse, chunk: bytes) -> None:
         try:
             if not reply.prepared:
-                self._request[replies.BEGUN] = reply
+                self._begun = reply
                 await reply.prepare(self._request)
             await reply.write(chunk)
         except ConnectionError as error:

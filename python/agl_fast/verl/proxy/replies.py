@@ -8,9 +8,6 @@ from collections.abc import Mapping
 from aiohttp import web
 from multidict import CIMultiDict
 
-# Where a request keeps the answer whose first bytes are out.
-BEGUN = "agl_fast.begun"
-
 # Of one connection, not of the message (RFC 9110), or written anew on the next.
 _OF_CONNECTION = {
     "connection",
@@ -44,16 +41,6 @@ def error(status: int, kind: str, message: str) -> web.Response:
     return web.Response(
         status=status, body=json.dumps(body).encode(), content_type="application/json"
     )
-
-
-def instead(request: web.Request, reply: web.Response) -> web.StreamResponse:
-    """The reply; where an answer has begun, that one cut off, so that it is not taken for whole."""
-    begun: web.StreamResponse | None = request.get(BEGUN)
-    if begun is None:
-        return reply
-    if request.transport is not None:
-        request.transport.abort()
-    return begun
 
 
 def headers_for_server(headers: Mapping[str, str], api_key: str | None) -> CIMultiDict[str]:

@@ -96,29 +96,30 @@ class ProxyServer:
         rollout_id, attempt_id, path = match.groups()
         if path in _NOT_SUPPORTED:
             return self._not_supported(path)
+        exchange = Exchange(request, self.recorder, self.next_sequence)
         try:
             if path == "/models" and request.method == "GET":
-                return await self._pass_on(request, "/v1/models", rollout_id)
+                return await self._pass_on(request, exchange, "/v1/models", rollout_id)
             if path not in _RECORDED or request.method != "POST":
                 return self._unknown_path(request)
             if rollout_id is None:
                 self.recorder.count("unrecorded")
-                return await self._pass_on(request, _RECORDED[path], None)
+                return await self._pass_on(request, exchange, _RECORDED[path], None)
             origin = _origin(request, unquote(rollout_id), unquote(attempt_id))
-            return await self._record(request, _RECORDED[path], origin)
+            return await self._record(request, exchange, _RECORDED[path], origin)
         except BadRequestError as error:
-            return self._fail(request, "bad_requests", 400, "invalid_request_error", str(error))
+            return self._fail(exchange, "bad_requests", 400, "invalid_request_error", str(error))
         except (NoServerError, UnreachableError, BrokenAnswerError) as error:
-            return self._fail(request, "server_errors", 502, "server_error", str(error))
+            return self._fail(exchange, "server_errors", 502, "server_error", str(error))
         except NoTokenIdsError as error:
             message = _NO_IDS.format(reason=error)
             logger.error("%s", message)
-            return self._fail(request, "without_token_ids", 502, "server_error", message)
+            return self._fail(exchange, "without_token_ids", 502, "server_error", message)
         except asyncio.TimeoutError:  # not yet the builtin one in Python 3.10
             message = f"no answer within {self._timeout_seconds:g} s"
-            return self._fail(request, "timeouts", 504, "timeout_error", message)
+            return self._fail(exchange, "timeouts", 504, "timeout_error", message)
         except AgentGoneError:
-            return self._fail(request, "client_gone", 499, "client_gone", "nobody reads this")
+            return self._fail(exchange, "client_gone", 499, "client_gone", "nobody reads this")
         except asyncio.CancelledError:
             # aiohttp cancels the handler of an agent that hung up, and every handler at the end.
             if request.transport is None:
@@ -126,10 +127,10 @@ class ProxyServer:
             raise
 
     def _fail(
-        self, request: web.Request, counted: str, status: int, kind: str, message: str
+        self, exchange: Exchange, counted: str, status: int, kind: str, message: str
     ) -> web.StreamResponse:
         self.recorder.count(counted)
-        return replies.instead(request, replies.error(status, kind, message))
+        return exchange.instead(replies.error(status, kind, message))
 
     def _may_enter(self, request: web.Request) -> bool:
         if self._api_key is None:
@@ -157,7 +158,7 @@ class ProxyServer:
         )
 
     async def _pass_on(
-        self, request: web.Request, path: str, rollout_id: str | None
+        self, request: web.Request, exchange: Exchange, path: str, rollout_id: str | None
     ) -> web.StreamResponse:
         """Forward without recording."""
         server = self.fleet.server_for(rollout_id)
@@ -165,10 +166,10 @@ class ProxyServer:
         with server.busy():
             response = await self._send(request, server, path, body, rollout_id)
             async with response:
-                return await self._exchange(request).forward(response)
+                return await exchange.forward(response)
 
     async def _record(
-        self, request: web.Request, path: Endpoint, origin: Origin
+        self, request: web.Request, exchange: Exchange, path: Endpoint, origin: Origin
     ) -> web.StreamResponse:
         phase, fleet = self.phase, self.fleet
         origin.policy_version = phase.policy_version
@@ -184,7 +185,6 @@ class ProxyServer:
             if response.status == 400 and outgoing.body_without_cap is not None:
                 response = await self._without_cap(request, server, path, outgoing, response)
             async with response:
-                exchange = self._exchange(request)
                 if response.status != 200:
                     return await exchange.forward(response)
                 if response.content_type == "text/event-stream":
@@ -226,9 +226,6 @@ class ProxyServer:
         except UnreachableError:
             self.fleet.failed(server, rollout_id)
             raise
-
-    def _exchange(self, request: web.Request) -> Exchange:
-        return Exchange(request, self.recorder, self.next_sequence)
 
     def _count_sampling(self, outgoing: Outgoing) -> None:
         if outgoing.body_without_cap is not None:
