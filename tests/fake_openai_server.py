@@ -56,7 +56,7 @@ class Answer:
     token_ids: Sequence[int] = (11, 12, 13)
     prompt_token_ids: Sequence[int] | None = None
     log_probs: Sequence[float] | None = None
-    finish_reason: str = "stop"
+    finish_reason: str | None = "stop"
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     response_id: str | None = None
     status: int = 200
@@ -72,8 +72,9 @@ class Answer:
 class FakeOpenAIServer:
     """Serves between ``__enter__`` and ``__exit__``; every request is kept in ``requests``."""
 
-    def __init__(self, model: str = "policy") -> None:
+    def __init__(self, model: str = "policy", port: int = 0) -> None:
         self.model = model
+        self.port = port  # 0: the system chooses
         self.requests: list[Request] = []
         self.connections = 0
         self.aborted = 0  # requests whose client went away before the answer was complete
@@ -128,7 +129,7 @@ class FakeOpenAIServer:
             app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
         )
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
+        await web.TCPSite(runner, "127.0.0.1", self.port, backlog=1024).start()
         self._ready.set_result(runner.addresses[0][1])
         await self._stop.wait()
         await runner.cleanup()

@@ -60,6 +60,7 @@ class Exchange:
         self._recorder = recorder
         self._next_sequence = next_sequence
         self._begun: web.StreamResponse | None = None
+        self.has_answer = False  # the agent, and it may leave
 
     def instead(self, reply: web.Response) -> web.StreamResponse:
         """The reply; where an answer has begun, that one cut off, as it must not pass for whole."""
@@ -133,11 +134,13 @@ class Exchange:
                     raise NoTokenIdsError("the server's stream begins without prompt_token_ids")
                 await self._write(reply, held)
                 held = b""
+                self.has_answer = added is not None
             if added is None and not collector.failed:
                 raise BrokenAnswerError("the server's stream ended before the answer did")
             await self._finish(reply)
         except BaseException:
-            self._recorder.withdraw(origin.rollout_id, origin.attempt_id, added or [])
+            if added is not None and not self.has_answer:
+                self._recorder.withdraw(origin.rollout_id, origin.attempt_id, added)
             raise
         if added is None:  # the agent has the server's own error event
             self._recorder.count("server_errors")

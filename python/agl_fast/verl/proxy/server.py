@@ -119,12 +119,17 @@ class ProxyServer:
             message = f"no answer within {self._timeout_seconds:g} s"
             return self._fail(exchange, "timeouts", 504, "timeout_error", message)
         except AgentGoneError:
-            return self._fail(exchange, "client_gone", 499, "client_gone", "nobody reads this")
+            self._count_gone(exchange)
+            return exchange.instead(replies.error(499, "client_gone", "nobody reads this"))
         except asyncio.CancelledError:
             # aiohttp cancels the handler of an agent that hung up, and every handler at the end.
             if request.transport is None:
-                self.recorder.count("client_gone")
+                self._count_gone(exchange)
             raise
+
+    def _count_gone(self, exchange: Exchange) -> None:
+        if not exchange.has_answer:
+            self.recorder.count("client_gone")
 
     def _fail(
         self, exchange: Exchange, counted: str, status: int, kind: str, message: str
