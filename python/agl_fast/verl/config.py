@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,6 +65,9 @@ def compose(settings: Mapping[str, Any], *, device: str | None = None) -> Compos
     lines.append(USE_V1_LINE)
     if config.critic.enable is None:
         config.critic.enable = config.algorithm.adv_estimator == "gae"
+    if config.critic.enable and "critic.model.path" not in flat:
+        config.critic.model.path = "${actor_rollout_ref.model.path}"
+        lines.append("critic.model.path is not set: the critic starts from the actor's model")
     if (device or get_device_name()) == "cpu":
         lines += fill_in(config, flat.keys(), _unused_parts(config))
     config.actor_rollout_ref.actor.loss_scale_factor = _loss_scale_factor(config)
@@ -85,25 +87,23 @@ def _plain(value: Any, key: str) -> Any:
         return value
     for name in value:
         if not isinstance(name, str) or "." in name:
-            raise ValueError(f"{key}{name!r}: expected a name without dots; nest what is in a group")
+            raise ValueError(
+                f"{key}{name!r}: expected a name without dots; nest what is in a group"
+            )
     return {name: _plain(child, f"{key}{name}.") for name, child in value.items()}
 
 
 @cache
-def _cached_defaults() -> DictConfig:
+def _defaults() -> DictConfig:
     with initialize_config_module("verl.trainer.config", version_base=None):
         defaults = hydra_compose("ppo_trainer")
     OmegaConf.set_struct(defaults, False)
     return OmegaConf.merge(defaults, OmegaConf.load(OWN_CONFIG))
 
 
-def _defaults() -> DictConfig:
-    return copy.deepcopy(_cached_defaults())
-
-
 @cache
 def _resolved_defaults() -> dict[str, Any]:
-    return _resolved(_cached_defaults())
+    return _resolved(_defaults())
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:
@@ -146,8 +146,9 @@ def _let_vllm_parse_tools(config: DictConfig) -> None:
 
 
 def _check_with_verl(config: DictConfig) -> None:
-    resolved = copy.deepcopy(config)
-    OmegaConf.resolve(resolved)
+    resolved = OmegaConf.create(_resolved(config))
+    # verl would load the model's files to build this group; whoever trains loads them later.
+    del resolved.critic.model
     try:
         validate_config(
             config=resolved,

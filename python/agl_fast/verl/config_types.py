@@ -80,7 +80,7 @@ def _class_of(value: Mapping[str, Any], hint: Any) -> type | None:
     if isinstance(target, str):
         module, _, name = target.rpartition(".")
         found = getattr(import_module(module), name)
-        return found if is_dataclass(found) else None
+        return found if isinstance(found, type) and is_dataclass(found) else None
     for option in get_args(hint) or (hint,):
         if isinstance(option, type) and is_dataclass(option):
             return option
