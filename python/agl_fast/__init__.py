@@ -9,6 +9,7 @@ from agl_fast._core import __version__
 
 if TYPE_CHECKING:
     from agl_fast import reference
+    from agl_fast.algorithm import VERL
     from agl_fast.batch.accounting import (
         Accounting,
         EmptyBatchError,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from agl_fast.ops.parse import parse_token_ids
 
 __all__ = [
+    "VERL",
     "Accounting",
     "Batch",
     "BatchBuilder",
@@ -48,6 +50,7 @@ __all__ = [
 
 # Loaded on first use: importing agl_fast loads neither numpy nor torch.
 _HOMES = {
+    "VERL": "agl_fast.algorithm",
     "Accounting": "agl_fast.batch.accounting",
     "Batch": "agl_fast.batch.batch",
     "BatchBuilder": "agl_fast.batch.builder",

@@ -57,9 +57,8 @@ def compose(settings: Mapping[str, Any], *, device: str | None = None) -> Compos
             is expected.
     """
     flat, lines = rename(dict(leaves(_plain(settings, ""))))
-    tree = nested(flat)
-    config = OmegaConf.merge(_defaults(), tree)
-    lines += check_types(tree, _resolved(config), _resolved_defaults())
+    config = OmegaConf.merge(_defaults(), nested(flat))
+    lines += check_types(nested(_without_interpolations(flat, config)), _resolved_defaults())
 
     config.trainer.use_v1 = False
     lines.append(USE_V1_LINE)
@@ -91,6 +90,13 @@ def _plain(value: Any, key: str) -> Any:
                 f"{key}{name!r}: expected a name without dots; nest what is in a group"
             )
     return {name: _plain(child, f"{key}{name}.") for name, child in value.items()}
+
+
+def _without_interpolations(flat: Mapping[str, Any], config: DictConfig) -> dict[str, Any]:
+    return {
+        key: OmegaConf.select(config, key) if isinstance(value, str) and "${" in value else value
+        for key, value in flat.items()
+    }
 
 
 @cache

@@ -20,15 +20,12 @@ ALSO_ALLOWED: dict[str, type] = {
 OWN = AgentLightningKeys.__module__
 
 
-def check_types(
-    settings: Mapping[str, Any], config: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> list[str]:
+def check_types(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
     """Hold the user's settings against the classes that verl builds from them, or the defaults.
 
     Args:
         settings: what the user has set, as a tree.
-        config: settings over defaults, resolved.
-        defaults: verl's and agl_fast's, resolved.
+        defaults: verl's and agl_fast's. Neither has interpolations.
 
     Returns:
         One line for each new key that is close to a known one: likely a misspelling.
@@ -40,38 +37,30 @@ def check_types(
     """
     lines: list[str] = []
     hints = {"agentlightning": AgentLightningKeys}
-    _check_group("", settings, config, defaults, hints, None, lines)
+    _check_group("", settings, defaults, hints, None, lines)
     return lines
 
 
 def _check_group(
     prefix: str,
     settings: Mapping[str, Any],
-    config: Mapping[str, Any],
     defaults: Mapping[str, Any],
     hints: Mapping[str, Any],
     declared: type | None,
     lines: list[str],
 ) -> None:
-    for name, setting in settings.items():
-        key, value, hint = f"{prefix}{name}", config[name], hints.get(name, Any)
+    for name, value in settings.items():
+        key, hint, default = f"{prefix}{name}", hints.get(name, Any), defaults.get(name)
         is_known = name in hints or name in defaults or name == "_target_"
         if is_known:
-            _check_value(key, value, hint, defaults.get(name))
+            _check_value(key, value, hint, default)
         else:
             _check_new(key, value, {*hints, *defaults}, declared, lines)
-        if isinstance(setting, Mapping) and isinstance(value, Mapping):
-            child = _class_of(value, hint)
-            below = defaults.get(name)
-            _check_group(
-                f"{key}.",
-                setting,
-                value,
-                below if isinstance(below, Mapping) else {},
-                get_type_hints(child) if child else {},
-                child,
-                lines,
-            )
+        if isinstance(value, Mapping):
+            below = default if isinstance(default, Mapping) else {}
+            child = _class_of({**below, **value}, hint)
+            child_hints = get_type_hints(child) if child else {}
+            _check_group(f"{key}.", value, below, child_hints, child, lines)
 
 
 def _class_of(value: Mapping[str, Any], hint: Any) -> type | None:

@@ -1,0 +1,119 @@
+"""`VERL`: train the model behind an Agent-lightning agent with verl."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+# Without it litellm looks for a price list on the internet when it is imported, and waits.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
+from agentlightning.algorithm import Algorithm
+from omegaconf import DictConfig
+
+from agl_fast.verl.config import compose
+
+
+class VERL(Algorithm):
+    """Reinforcement learning with verl's trainer, FSDP and vLLM.
+
+    Takes the place of `agentlightning.algorithm.verl.VERL`, with the same arguments::
+
+        algorithm = VERL({
+            "algorithm": {"adv_estimator": "grpo"},
+            "data": {"train_batch_size": 32},
+            "actor_rollout_ref": {
+                "model": {"path": "Qwen/Qwen2.5-1.5B-Instruct"},
+                "rollout": {"n": 4, "log_prob_micro_batch_size_per_gpu": 4},
+                "actor": {"ppo_mini_batch_size": 32, "ppo_micro_batch_size_per_gpu": 4},
+            },
+            "agentlightning": {"trace_aggregator": {"level": "trajectory"}},
+        })
+        agentlightning.Trainer(algorithm=algorithm, n_runners=8).fit(
+            agent, train_dataset=tasks, val_dataset=more_tasks
+        )
+
+    Args:
+        config: laid over verl's `ppo_trainer` defaults and `agl_fast/verl/config.yaml`, which
+            explains the keys of agl_fast itself. Keys may be new. Keys of verl 0.6.1 that have
+            another name now are moved there. On a machine without an accelerator, what that needs
+            is filled in where it is not set.
+        trainer_cls: takes the place of `agl_fast.AgentLightningTrainer`.
+        daemon_cls: takes the place of `agl_fast.AgentModeDaemon`.
+
+    Attributes:
+        config: the whole configuration.
+        notices: lines about it (keys that moved, values that were filled in), printed by `run`.
+
+    Raises:
+        TypeError: a setting has the wrong type.
+        ValueError: a setting cannot work. Both name the key, its value and what is expected.
+    """
+
+    config: DictConfig
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        trainer_cls: type[Any] | None = None,
+        daemon_cls: type[Any] | None = None,
+    ) -> None:
+        super().__init__()
+        composed = compose(config)
+        self.config = composed.config
+        self.notices = composed.lines
+        self.trainer_cls = trainer_cls
+        self.daemon_cls = daemon_cls
+
+    def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+        """Train until the configured steps or epochs are done.
+
+        Args:
+            train_dataset: samples by index, with a length.
+            val_dataset: likewise; None: the run does not validate.
+
+        Raises:
+            ValueError: there are fewer samples than `data.train_batch_size`, or nothing to
+                validate on though `trainer.val_only` is set, or no store.
+        """
+        config = self.config.copy()
+        _require_samples(config, train_dataset)
+        for line in self.notices:
+            print(f"agl_fast: {line}")
+        if val_dataset is None or len(val_dataset) == 0:
+            _do_not_validate(config)
+            print("agl_fast: there is no val_dataset, so the run does not validate")
+            val_dataset = None
+
+        # Only now: Ray, the trainer and the proxy are nothing to whoever only configures.
+        from agl_fast.verl.entrypoint import run
+
+        run(
+            config=config,
+            train_dataset=train_dataset,
+            val_dataset=val_dataset,
+            store=self.get_store(),
+            llm_proxy=self.get_llm_proxy(),
+            adapter=self.get_adapter(),
+            trainer_cls=self.trainer_cls,
+            daemon_cls=self.daemon_cls,
+        )
+
+
+def _require_samples(config: DictConfig, train_dataset: Any) -> None:
+    if train_dataset is None:
+        raise ValueError("train_dataset is None: expected samples, as data.train_files is not read")
+    batch_size = config.data.train_batch_size
+    if len(train_dataset) < batch_size:
+        raise ValueError(
+            f"train_dataset has {len(train_dataset)} samples: expected at least "
+            f"data.train_batch_size={batch_size}"
+        )
+
+
+def _do_not_validate(config: DictConfig) -> None:
+    if config.trainer.val_only:
+        raise ValueError("trainer.val_only=True: expected a val_dataset")
+    config.trainer.val_before_train = False
+    config.trainer.test_freq = -1

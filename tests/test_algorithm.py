@@ -1,0 +1,109 @@
+"""`VERL` checks, says what it changed, and hands everything to the run."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra [cpu] or [verl]")
+pytest.importorskip("agentlightning", reason="needs the extra [cpu] or [verl]")
+
+import agl_fast
+from verl_settings import documented
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Agent-lightning and what it imports
+
+
+class Adapter:
+    pass
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The keywords of every run that an algorithm started."""
+    started: list[dict[str, Any]] = []
+    entrypoint = SimpleNamespace(run=lambda **keywords: started.append(keywords))
+    monkeypatch.setitem(sys.modules, "agl_fast.verl.entrypoint", entrypoint)
+    return started
+
+
+@pytest.fixture
+def adapter() -> Adapter:
+    return Adapter()
+
+
+def make_algorithm(
+    adapter: Adapter, settings: dict[str, Any] | None = None, **keywords: Any
+) -> Any:
+    algorithm = agl_fast.VERL(settings or documented(), **keywords)
+    algorithm.set_store("the store")
+    algorithm.set_adapter(adapter)
+    return algorithm
+
+
+def test_run_gets_what_agent_lightning_has_set(runs: list[Any], adapter: Adapter) -> None:
+    import agentlightning
+
+    algorithm = make_algorithm(adapter, trainer_cls=int, daemon_cls=str)
+    assert isinstance(algorithm, agentlightning.Algorithm)
+    assert algorithm.is_async() is False
+    algorithm.run(range(16), range(2))
+    (run,) = runs
+    assert run["config"] == algorithm.config
+    assert (run["train_dataset"], run["val_dataset"]) == (range(16), range(2))
+    assert (run["store"], run["llm_proxy"], run["adapter"]) == ("the store", None, adapter)
+    assert (run["trainer_cls"], run["daemon_cls"]) == (int, str)
+
+
+def test_fewer_samples_than_a_batch(runs: list[Any], adapter: Adapter) -> None:
+    message = r"train_dataset has 15 samples: expected at least data\.train_batch_size=16"
+    with pytest.raises(ValueError, match=message):
+        make_algorithm(adapter).run(range(15), range(2))
+    with pytest.raises(ValueError, match="train_dataset is None"):
+        make_algorithm(adapter).run(None, range(2))
+    assert runs == []
+
+
+@pytest.mark.parametrize("val_dataset", [None, []])
+def test_no_validation_without_samples(
+    runs: list[Any], adapter: Adapter, capsys: pytest.CaptureFixture[str], val_dataset: Any
+) -> None:
+    algorithm = make_algorithm(adapter)
+    algorithm.run(range(16), val_dataset)
+    (run,) = runs
+    assert run["val_dataset"] is None
+    assert run["config"].trainer.val_before_train is False
+    assert run["config"].trainer.test_freq == -1
+    assert algorithm.config.trainer.test_freq == 32
+    assert capsys.readouterr().out.count("does not validate") == 1
+
+
+def test_validating_only_needs_samples(runs: list[Any], adapter: Adapter) -> None:
+    with pytest.raises(ValueError, match=r"trainer\.val_only=True: expected a val_dataset"):
+        make_algorithm(adapter, documented(trainer__val_only=True)).run(range(16))
+    assert runs == []
+
+
+def test_run_needs_a_store(runs: list[Any]) -> None:
+    with pytest.raises(ValueError, match=r"[Ss]tore"):
+        agl_fast.VERL(documented()).run(range(16), range(2))
+    assert runs == []
+
+
+def test_notices_are_printed_once_a_run(
+    runs: list[Any], adapter: Adapter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    algorithm = make_algorithm(adapter, documented(custom_reward_function={"name": "score"}))
+    capsys.readouterr()
+    algorithm.run(range(16), range(2))
+    printed = capsys.readouterr().out
+    assert printed.count("agl_fast: custom_reward_function.name is called ") == 1
+    assert printed.count("trainer.use_v1=false") == 1
+
+
+def test_bad_settings_are_refused_at_once() -> None:
+    with pytest.raises(TypeError, match=r"trainer\.total_epochs='2': expected int"):
+        agl_fast.VERL(documented(trainer__total_epochs="2"))

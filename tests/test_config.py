@@ -1,0 +1,303 @@
+"""verl's defaults, agl_fast's and the user's settings become one checked configuration."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra [cpu] or [verl]")
+
+from omegaconf import OmegaConf
+
+from agl_fast.verl.config import OWN_CONFIG, compose
+from agl_fast.verl.config_keys import AgentLightningKeys
+from agl_fast.verl.config_types import check_types
+from agl_fast.verl.cpu_defaults import cpu_defaults
+from agl_fast.verl.renamed_keys import leaves
+from verl_settings import DOCUMENTED, documented
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of verl, vLLM and what they import
+
+ROLLOUT = "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
+
+
+def value_of(config: Any, key: str) -> Any:
+    return OmegaConf.select(config, key)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_documented_example_composes(device: str) -> None:
+    settings = copy.deepcopy(DOCUMENTED)
+    config = compose(settings, device=device).config
+    assert settings == DOCUMENTED
+    replaced = {f"{ACTOR}.fsdp_config.param_offload", f"{ACTOR}.fsdp_config.optimizer_offload"}
+    for key, value in leaves(DOCUMENTED):
+        wanted = False if device == "cpu" and key in replaced else value
+        assert value_of(config, key) == wanted, key
+    assert config.trainer.use_v1 is False
+    assert config.trainer.device == device
+    assert config.agentlightning.trace_aggregator.level == "transition"
+
+
+def test_cuda_gets_none_of_what_a_cpu_needs() -> None:
+    composed = compose(DOCUMENTED, device="cuda")
+    assert composed.config.actor_rollout_ref.actor.strategy == "fsdp"
+    assert composed.config.actor_rollout_ref.rollout.dtype == "bfloat16"
+    assert not [line for line in composed.lines if "CPU" in line]
+
+
+def test_cpu_gets_what_it_needs_and_says_so() -> None:
+    composed = compose(documented(actor_rollout_ref__actor__use_kl_loss=True), device="cpu")
+    config, said = composed.config, "\n".join(composed.lines)
+    for group in cpu_defaults():
+        for key, value in group.set.items():
+            if key.startswith("critic.") or key in dict(leaves(DOCUMENTED)):
+                continue
+            wanted = 1 if key.endswith("num_gpus") else value
+            assert value_of(config, key) == wanted, key
+    assert f"{ROLLOUT}.dtype=float32" in said
+    assert f"{ACTOR}.fsdp_config.param_offload=False in place of True" in said
+    assert "in host memory already" in said
+    assert "critic." not in said
+
+
+def test_cpu_keeps_what_the_user_has_set() -> None:
+    settings = documented(
+        actor_rollout_ref__rollout__dtype="bfloat16",
+        actor_rollout_ref__rollout__enforce_eager=False,
+        ray_kwargs={"ray_init": {"num_cpus": 40}},
+        data__dataloader_num_workers=2,
+    )
+    composed = compose(settings, device="cpu")
+    assert composed.config.actor_rollout_ref.rollout.dtype == "bfloat16"
+    assert composed.config.actor_rollout_ref.rollout.enforce_eager is False
+    assert composed.config.actor_rollout_ref.rollout.gpu_memory_utilization == 0.6
+    assert composed.config.ray_kwargs.ray_init.num_cpus == 40
+    assert composed.config.data.dataloader_num_workers == 2
+    assert "dtype" not in " ".join(composed.lines).replace("param_dtype", "")
+
+
+def test_cpu_keeps_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0")
+    config = compose(DOCUMENTED, device="cpu").config
+    assert "env_vars" not in config.ray_kwargs.ray_init.runtime_env
+
+
+def test_critic_on_a_cpu_is_filled_in_where_there_is_one() -> None:
+    settings = documented(
+        algorithm__adv_estimator="gae", critic={"ppo_micro_batch_size_per_gpu": 4}
+    )
+    config = compose(settings, device="cpu").config
+    assert config.critic.enable is True
+    assert config.critic.strategy == "fsdp2"
+    assert config.critic.fsdp.mixed_precision.param_dtype == "fp32"
+    assert config.critic.model.path == "some/model"
+    assert compose(DOCUMENTED, device="cpu").config.critic.enable is False
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("trainer.device", "cuda"), (f"{ACTOR}.strategy", "fsdp")]
+)
+def test_cpu_refuses_what_cannot_work(key: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"{key}='{value}': expected '(cpu|fsdp2)', as"):
+        compose(documented(**{key.replace(".", "__"): value}), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("trainer.total_epochs", "2", "expected int, got str"),
+        ("trainer.total_epochs", 2.5, "expected int, got float"),
+        ("trainer.total_epochs", None, "expected int, got null"),
+        ("trainer.val_before_train", 1, "expected true or false, got int"),
+        ("trainer.logger", 3, "expected a list, got int"),
+        ("trainer", 5, "expected a mapping, got int"),
+        ("data.train_batch_size", True, "expected int, got true or false"),
+        (f"{ACTOR}.optim.lr", "1e-6", "expected float, got str"),
+        (f"{ACTOR}.fsdp_config", 3, "expected a mapping, got int"),
+        (f"{ACTOR}.ppo_micro_batch_size_per_gpu", "4", "expected int or null, got str"),
+        (f"{ROLLOUT}.n", [4], "expected int, got a list"),
+        (f"{ROLLOUT}.multi_turn.format", {"a": 1}, "expected str, got a mapping"),
+        ("algorithm.rollout_correction.rollout_is_threshold", [], "expected str or float"),
+        ("agentlightning.llm_timeout_seconds", "60", "expected float, got str"),
+        ("agentlightning.proxy.port", "80", "expected int or null, got str"),
+        ("agentlightning.trace_aggregator", 7, "expected a mapping, got int"),
+    ],
+)
+def test_wrong_type_is_named(key: str, value: object, expected: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        compose(documented(**{key.replace(".", "__"): value}), device="cuda")
+    message = str(caught.value)
+    assert message.startswith(f"{key}=")
+    assert repr(value) in message
+    assert expected in message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("trainer.logger", "console"),
+        ("data.train_files", ["a.parquet", "b.parquet"]),
+        (f"{ROLLOUT}.top_p", 1),
+        (f"{ROLLOUT}.max_model_len", None),
+        (f"{ACTOR}.optim.betas", [0.9, 0.95]),
+        ("actor_rollout_ref.model.target_modules", ["q_proj"]),
+        ("actor_rollout_ref.model.exclude_modules", ["lm_head"]),
+        ("algorithm.rollout_correction.rollout_is_threshold", "0.5_5.0"),
+        (f"{ROLLOUT}.engine_kwargs.vllm.block_size", 16),
+        ("actor_rollout_ref.model.override_config.anything", {"at": ["all"]}),
+        ("actor_rollout_ref.model.path", Path("a/model")),
+        ("trainer.experiment_name", "${trainer.project_name}"),
+        ("mine", {"new": {"keys": 1}}),
+        ("data.also_mine", 1),
+        ("agentlightning.of_my_daemon", 1),
+    ],
+)
+def test_right_types_and_new_keys_are_taken(key: str, value: object) -> None:
+    composed = compose(documented(**{key.replace(".", "__"): value}), device="cuda")
+    wanted = "a project" if isinstance(value, str) and value.startswith("${") else value
+    wanted = str(value) if isinstance(value, Path) else wanted
+    assert value_of(composed.config, key) == wanted
+    assert not [line for line in composed.lines if "new key" in line]
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("trainer.n_gpu_per_node", "n_gpus_per_node"),
+        ("agentlightning.trace_aggregator.levels", "level"),
+        ("agentligtning", "agentlightning"),
+    ],
+)
+def test_new_key_that_looks_misspelt_is_reported(key: str, meant: str) -> None:
+    lines = compose(documented(**{key.replace(".", "__"): 1}), device="cuda").lines
+    assert f"{key} is a new key; did you mean {meant}?" in lines
+
+
+def test_key_that_verl_has_no_place_for_is_refused() -> None:
+    settings = documented(actor_rollout_ref__actor__clip_ratio_hi=0.3)
+    with pytest.raises(ValueError, match=r"actor\.clip_ratio_hi=0\.3: .*did you mean clip_ratio_h"):
+        compose(settings, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("data.train_batch_size", 0, "at least 1"),
+        (f"{ROLLOUT}.n", 0, "at least 1"),
+        (f"{ROLLOUT}.name", "sglang", "'vllm'"),
+        (f"{ROLLOUT}.mode", "sync", "'async'"),
+        (f"{ROLLOUT}.tensor_model_parallel_size", 3, "a divisor of"),
+        (f"{ROLLOUT}.multi_turn.format", "morse", "hermes"),
+        (f"{ACTOR}.ppo_mini_batch_size", 17, "at most data.train_batch_size=16"),
+        (f"{ACTOR}.strategy", "megatron", "'fsdp' or 'fsdp2'"),
+        ("reward.reward_model.enable", True, "False"),
+        ("agentlightning.port", 70000, "a port"),
+        ("agentlightning.llm_timeout_seconds", 0, "above 0"),
+        ("agentlightning.rollout_deadline_seconds", -1.0, "above 0"),
+        ("agentlightning.reward_fillna_value", float("nan"), "finite"),
+        ("agentlightning.failed_rollouts", "drop", "one of skip, zero"),
+        ("agentlightning.sampling", "ask", "one of enforce, allow"),
+        ("agentlightning.proxy.host", "0.0.0.0", "agentlightning.proxy.api_key to be set"),
+        ("agentlightning.trace_aggregator.level", "turn", "one of transition, trajectory"),
+        ("agentlightning.trace_aggregator.truncated_rollouts", "no", "one of train, mask, zero_re"),
+        ("agentlightning.trace_aggregator.overlong_prompt", "no", "one of drop, spill"),
+        ("agentlightning.trace_aggregator.trajectory_max_prompt_length", 0, "at least 1"),
+        ("agentlightning.trace_aggregator.trajectory_max_response_length", 0, "at least 1"),
+        ("agentlightning.trace_aggregator.trajectory_max_total_length", 0, "at least 1"),
+    ],
+)
+def test_impossible_setting_is_named(key: str, value: object, expected: str) -> None:
+    with pytest.raises(ValueError, match="expected") as caught:
+        compose(documented(**{key.replace(".", "__"): value}), device="cuda")
+    message = str(caught.value)
+    assert message.startswith(f"{key}={value!r}")
+    assert expected in message
+
+
+def test_what_verl_refuses_is_refused() -> None:
+    settings = documented(actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu=None)
+    with pytest.raises(ValueError, match=r"verl refuses the configuration: .*ppo_micro_batch_"):
+        compose(settings, device="cuda")
+
+
+def test_dotted_name_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"trainer\.'a\.b': expected a name without dots"):
+        compose({"trainer": {"a.b": 1}}, device="cuda")
+
+
+def test_proxy_may_be_reachable_with_a_key() -> None:
+    proxy = {"host": "10.0.0.1", "api_key": "secret"}
+    config = compose(documented(agentlightning={"proxy": proxy}), device="cuda").config
+    assert config.agentlightning.proxy.host == "10.0.0.1"
+
+
+def test_use_v1_is_false_with_the_reason() -> None:
+    composed = compose(documented(trainer__use_v1=True), device="cuda")
+    assert composed.config.trainer.use_v1 is False
+    assert [line for line in composed.lines if "use_v1=false: " in line and "queue" in line]
+
+
+def test_settings_without_effect_are_reported() -> None:
+    settings = documented(
+        reward={"custom_reward_function": {"path": "reward.py"}}, actor_rollout_ref__rollout__n=1
+    )
+    said = "\n".join(compose(settings, device="cuda").lines)
+    assert "reward.custom_reward_function is not called" in said
+    assert f"{ROLLOUT}.n=1 with algorithm.adv_estimator=grpo" in said
+
+
+@pytest.mark.parametrize(
+    ("multi_turn_format", "parser"),
+    [("hermes", "hermes"), ("gpt-oss", "openai"), ("llama3_json", "llama3_json"), (None, None)],
+)
+def test_multi_turn_format_becomes_vllms_tool_parser(
+    multi_turn_format: str | None, parser: str | None
+) -> None:
+    settings = documented(actor_rollout_ref__rollout__engine_kwargs={"vllm": {"block_size": 16}})
+    settings["actor_rollout_ref"]["rollout"]["multi_turn"]["format"] = multi_turn_format
+    if multi_turn_format is None:
+        settings["actor_rollout_ref"]["rollout"]["engine_kwargs"]["vllm"]["tool_call_parser"] = None
+        del settings["actor_rollout_ref"]["rollout"]["multi_turn"]
+    vllm = compose(settings, device="cuda").config.actor_rollout_ref.rollout.engine_kwargs.vllm
+    assert vllm.tool_call_parser == parser
+    assert vllm.get("enable_auto_tool_choice") == (None if parser is None else True)
+    assert vllm.block_size == 16
+
+
+def test_loss_is_scaled_by_the_configured_width() -> None:
+    def factor(**changes: Any) -> Any:
+        config = compose(documented(**changes), device="cuda").config
+        return config.actor_rollout_ref.actor.loss_scale_factor
+
+    trajectory = {"level": "trajectory", "trajectory_max_response_length": 777}
+    assert factor() == 256
+    assert factor(agentlightning__trace_aggregator=trajectory) == 777
+    assert factor(actor_rollout_ref__actor__loss_scale_factor=9) == 9
+
+
+def test_defaults_have_the_types_that_are_asked_for() -> None:
+    plain = OmegaConf.to_container(compose(DOCUMENTED, device="cuda").config, resolve=True)
+    assert isinstance(plain, dict)
+    assert check_types(plain, plain) == []
+
+
+def test_every_own_key_is_declared_and_explained() -> None:
+    def declared(keys: type, prefix: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for field in fields(keys):
+            hint = get_type_hints(keys)[field.name]
+            key = f"{prefix}{field.name}"
+            found |= declared(hint, f"{key}.") if is_dataclass(hint) else {key: hint}
+        return found
+
+    own = OmegaConf.to_container(OmegaConf.load(OWN_CONFIG))
+    assert isinstance(own, dict)
+    assert {key for key, _ in leaves(own["agentlightning"])} == set(
+        declared(AgentLightningKeys, "")
+    )
