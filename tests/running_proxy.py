@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -31,8 +32,10 @@ class RunningProxy:
         return self.server.recorder.counts
 
     def train(self, **changes: Any) -> None:
-        policy = {**POLICY.parameters(), **changes}
-        self.server.phase = Phase("train", 3, SamplingPolicy(**policy))
+        self.server.phase = Phase("train", 3, replace(POLICY, **changes))
+
+    def serve_from(self, *fakes: FakeOpenAIServer) -> None:
+        self.server.fleet = Fleet([fake.model_entry() for fake in fakes])
 
     def base_url(self, rollout: str | None = "ro-1", attempt: str = "at-1") -> str:
         middle = f"/rollout/{rollout}/attempt/{attempt}" if rollout else ""
@@ -60,12 +63,13 @@ def running_proxy(
     *fakes: FakeOpenAIServer, api_key: str | None = None, timeout_seconds: float = 10.0
 ) -> Iterator[RunningProxy]:
     server = ProxyServer(api_key=api_key, timeout_seconds=timeout_seconds)
-    server.fleet = Fleet([fake.model_entry() for fake in fakes])
     thread = ServingThread(server)
     url = f"http://127.0.0.1:{thread.start('127.0.0.1', None)}"
     try:
         with httpx.Client(timeout=10.0) as client:
-            yield RunningProxy(server, url, client)
+            running = RunningProxy(server, url, client)
+            running.serve_from(*fakes)
+            yield running
     finally:
         thread.stop()
 

@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from agl_fast.verl.proxy.fleet import Fleet
 from fake_openai_server import Answer, FakeOpenAIServer
 from running_proxy import CHAT, running_proxy, say, wait_until
 
@@ -93,7 +94,7 @@ def test_closed_connection_is_tried_again(fake, proxy):
 def test_stale_connections_are_replaced(proxy):
     """A server restarts on its port: every pooled connection is dead."""
     with FakeOpenAIServer() as first:
-        proxy.server.fleet = type(proxy.server.fleet)([first.model_entry()])
+        proxy.serve_from(first)
         assert proxy.post().status_code == 200
     with FakeOpenAIServer(port=first.port) as second:
         assert proxy.post().status_code == 200
@@ -111,13 +112,29 @@ def test_server_that_never_answers_is_unreachable(fake, proxy):
 def test_rollout_leaves_a_dead_server(fake, proxy):
     with FakeOpenAIServer() as dead:
         pass
-    proxy.server.fleet = type(proxy.server.fleet)([dead.model_entry(), fake.model_entry()])
+    proxy.serve_from(dead, fake)
     assert proxy.post().status_code == 502
     assert [proxy.post().status_code for _ in range(3)] == [200, 200, 200]
 
 
+def test_server_that_speaks_something_else(proxy):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        entry = {"api_base": f"http://127.0.0.1:{listener.getsockname()[1]}/v1"}
+        proxy.server.fleet = Fleet([{"model_name": "policy", "litellm_params": entry}])
+
+        def babble() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"SSH-2.0-OpenSSH\r\n\r\n")
+
+        threading.Thread(target=babble, daemon=True).start()
+        assert proxy.post().status_code == 502
+    assert proxy.counts == {"server_errors": 1}
+
+
 def test_no_server(proxy):
-    proxy.server.fleet = type(proxy.server.fleet)([])
+    proxy.serve_from()
     assert proxy.post().status_code == 502
     assert proxy.counts == {"server_errors": 1}
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import openai
 import pytest
 
 import agl_fast
+from agl_fast.verl.proxy.sampling import Phase
 from fake_openai_server import Answer, FakeOpenAIServer, prompt_ids_of
-from running_proxy import CHAT, RunningProxy, running_proxy, say
+from running_proxy import CHAT, POLICY, RunningProxy, running_proxy, say
 
 
 @pytest.fixture
@@ -91,6 +93,8 @@ def test_everything_else_is_forwarded_untouched(fake, proxy):
     assert fake.requests[0].headers["X-Mine"] == "yes"
     # One id for several answers would make them one call.
     assert not {"X-Request-Id", "Authorization"} & set(fake.requests[0].headers)
+    # Ids are read out of the answer, so nobody may compress it.
+    assert "Accept-Encoding" not in fake.requests[0].headers
 
 
 def test_client_s_own_logprobs_stay(fake, proxy):
@@ -232,7 +236,7 @@ def test_sampling_allowed_to_agents(fake, proxy):
 
 
 def test_validation_keeps_what_agents_ask_for(fake, proxy):
-    proxy.server.phase = type(proxy.server.phase)("val", 4, proxy_policy(temperature=0.0))
+    proxy.server.phase = Phase("val", 4, replace(POLICY, temperature=0.0))
     proxy.post(temperature=0.7)
     proxy.post()
     assert [body["temperature"] for body in fake.bodies()] == [0.7, 0.0]
@@ -308,9 +312,3 @@ def test_sequence_is_the_store_s_and_orders_the_calls(fake, proxy):
     for _ in range(3):
         proxy.post()
     assert [recorded.sequence for recorded in proxy.take()] == [10, 20, 30]
-
-
-def proxy_policy(**changes):
-    from running_proxy import POLICY, SamplingPolicy
-
-    return SamplingPolicy(**{**POLICY.parameters(), **changes})

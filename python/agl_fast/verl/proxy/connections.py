@@ -34,6 +34,8 @@ class Connections:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
             timeout=aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=CONNECT_SECONDS),
             cookie_jar=aiohttp.DummyCookieJar(),
+            # The agent's headers go out, and nothing in their place where it sends none.
+            skip_auto_headers=["Accept", "Accept-Encoding", "User-Agent"],
             auto_decompress=False,
         )
 
@@ -69,6 +71,8 @@ class Connections:
                     raise UnreachableError(f"{server.url} cannot be reached: {error}") from error
                 self._recorder.count("retries")
                 await asyncio.sleep(RETRY_SECONDS * retry)
+            except aiohttp.ClientError as error:
+                raise UnreachableError(f"{server.url} does not speak HTTP: {error}") from error
             else:
                 server.failures = 0
                 return response

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,8 +18,9 @@ from agl_fast.verl.proxy.serving import ServingThread
 
 # Importing agentlightning imports litellm, which would look for a price list on the internet.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-
-import agentlightning
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # litellm's, of its own code
+    import agentlightning
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ class Outgoing:
     """What goes to the server.
 
     Attributes:
-        body: JSON.
-        body_without_cap: where ``max_tokens`` is ours: the same without.
+        body: the JSON object.
+        capped: ``max_tokens`` is ours.
         choices: how many the answer will have.
         sampling: what the request states after our changes.
         overridden: the agent's value and the run's, by parameter, where the run's went out.
@@ -30,13 +30,19 @@ class Outgoing:
         unenforced: parameters that change what is sampled and that the trainer does not know.
     """
 
-    body: bytes
-    body_without_cap: bytes | None
+    body: Mapping[str, Any]
+    capped: bool
     choices: int
     sampling: Mapping[str, Any]
     overridden: Mapping[str, tuple[Any, float]]
     deviating: Mapping[str, tuple[Any, float]]
     unenforced: list[str]
+
+    def json(self) -> bytes:
+        return _dumps(self.body)
+
+    def json_without_cap(self) -> bytes:
+        return _dumps({name: value for name, value in self.body.items() if name != "max_tokens"})
 
 
 def read_body(raw: bytes) -> dict[str, Any]:
@@ -80,13 +86,12 @@ def recordable(
             for name, ours in phase.sampling.parameters().items():
                 if changed.get(name) is None:
                     changed[name] = ours
-    without_cap = None
-    if cap := _missing_limit(body, endpoint, phase):
-        without_cap = _dumps(changed)
+    cap = _missing_limit(body, endpoint, phase)
+    if cap is not None:
         changed["max_tokens"] = cap
     return Outgoing(
-        body=_dumps(changed),
-        body_without_cap=without_cap,
+        body=changed,
+        capped=cap is not None,
         choices=_choices(body, endpoint),
         sampling=sampling_of(changed),
         overridden=overridden,

@@ -142,7 +142,9 @@ class ProxyServer:
             return True
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
         offered = request.headers.get("X-API-Key", bearer)
-        return hmac.compare_digest(offered.encode(), self._api_key.encode())
+        # aiohttp decodes headers with surrogates where they are not UTF-8.
+        key = offered.encode(errors="surrogateescape")
+        return hmac.compare_digest(key, self._api_key.encode())
 
     def _unknown_path(self, request: web.Request) -> web.Response:
         self.recorder.count("bad_requests")
@@ -186,8 +188,8 @@ class ProxyServer:
         self._count_sampling(outgoing)
         origin.sampling = outgoing.sampling
         with server.busy():
-            response = await self._send(request, server, path, outgoing.body, origin.rollout_id)
-            if response.status == 400 and outgoing.body_without_cap is not None:
+            response = await self._send(request, server, path, outgoing.json(), origin.rollout_id)
+            if response.status == 400 and outgoing.capped:
                 response = await self._without_cap(request, server, path, outgoing, response)
             async with response:
                 if response.status != 200:
@@ -209,7 +211,7 @@ class ProxyServer:
         if b"maximum context length" not in await refusal.read():
             return refusal
         self.recorder.count("max_tokens_cap_lifted")
-        return await self._send(request, server, path, outgoing.body_without_cap, None)
+        return await self._send(request, server, path, outgoing.json_without_cap(), None)
 
     async def _send(
         self,
@@ -233,7 +235,7 @@ class ProxyServer:
             raise
 
     def _count_sampling(self, outgoing: Outgoing) -> None:
-        if outgoing.body_without_cap is not None:
+        if outgoing.capped:
             self.recorder.count("max_tokens_capped")
         for kind, asked in (
             ("overridden", outgoing.overridden),
