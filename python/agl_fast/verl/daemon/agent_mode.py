@@ -1,0 +1,386 @@
+"""`AgentModeDaemon`: a trainer's samples out to the agents, their calls back as rows."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+# First: it keeps litellm, which agentlightning imports, off the internet.
+from agl_fast.verl.proxy.llm_proxy import LLMProxy  # isort: skip
+
+from agentlightning import LightningStore
+from agentlightning.types import RolloutConfig
+from verl import DataProto
+
+import agl_fast
+from agl_fast.verl.daemon.call_filter import CallFilter
+from agl_fast.verl.daemon.collecting import RunningBatch
+from agl_fast.verl.daemon.loop_thread import LoopThread
+from agl_fast.verl.daemon.metrics import run_metrics
+from agl_fast.verl.daemon.outcomes import FailedRollouts, Outcome
+from agl_fast.verl.daemon.rows import TrainingRows
+from agl_fast.verl.daemon.samples import rollout_requests, samples_of
+from agl_fast.verl.daemon.settings import (
+    model_entry,
+    refuse_mrope,
+    require_one_of,
+    require_positive,
+    sampling_policies,
+)
+from agl_fast.verl.daemon.store_access import StoreAccess
+from agl_fast.verl.daemon.validation import ValidatedRollout, validation_metrics
+from agl_fast.verl.daemon.waiting import Waiting
+
+logger = logging.getLogger(__name__)
+
+SET_UP_SECONDS = 300.0
+CLEAR_SECONDS = 60.0
+
+
+class AgentModeDaemon:
+    """Runs a trainer's samples through the agents and turns what they did into rows.
+
+    One step of training, or one batch of a validation::
+
+        daemon.policy_version = step
+        daemon.set_up_data_and_server(data, server_addresses, is_train=True)
+        daemon.run_until_all_finished()
+        rows, metrics = daemon.get_train_data_batch(2048, 4096, "cpu", step)  # or get_test_metrics
+        daemon.clear_data_and_server()
+
+    Rollouts go into the store, where runners find them together with the resource ``main_llm``, a
+    ``ProxyLLM``. Their calls are taken from the proxy's recorder, the latest attempt's only; their
+    rewards from the store: a reward belongs to the last call finished before it, and the last one
+    is the rollout's. Rows are built as docs/rows.md says, in the order of the samples.
+
+    Every method is called on one thread. The daemon talks to the store on a thread of its own.
+
+    Args:
+        port: not used: it belongs to mode ``v0``. The proxy's is in ``proxy_settings``.
+        train_rollout_n: rollouts of each training sample. A validation sample has one.
+        train_information: ``model``, the name that agents see, and how training samples:
+            ``temperature`` (0.7), ``top_p`` (1.0), ``top_k`` (-1: every token).
+        tokenizer: used with ``trace_aggregator.debug`` to tell retokenised text apart.
+        mini_batch_size: kept as an attribute.
+        pad_token_id: id written where no token is.
+        reward_fillna_value: reward of rollouts that have none.
+        llm_timeout_seconds: the longest a call may take; the store also gives up a rollout that
+            runs or says nothing for so long (``rollout_config``).
+        mode: ``v1``. ``v0``, without a store, is not supported.
+        llm_proxy: a stock proxy is replaced, with a warning. None: one is made.
+        store: Agent-lightning's; safe to use from several threads.
+        adapter: Agent-lightning's default, or none: every recorded call counts. Another one: those
+            whose response id is in its triplets; the others are counted as excluded.
+        processor: refused where it needs M-RoPE position ids.
+        image_base_dir: kept as an attribute.
+        trace_aggregator: ``level``, ``overlong_prompt``, ``truncated_rollouts``, ``trim``,
+            ``debug``, ``trajectory_max_total_length``, … of ``agl_fast/verl/config.yaml``.
+        rollout_deadline_seconds: a rollout that runs longer is cancelled in the store, and has
+            failed. None: ``llm_timeout_seconds``.
+        failed_rollouts: ``skip``: rollouts that failed or made no call that can be trained on
+            leave their group; ``zero``: one that failed counts in its group with reward 0.
+        sampling: ``enforce``: training samples as ``train_information`` says, whatever agents ask
+            for; ``allow``: as agents ask.
+        validation_sampling: ``temperature``, ``top_p``, ``top_k`` of validation calls that do not
+            say; what is missing is as for training, or temperature 0.0.
+        max_tokens: the longest answer of a call that names no limit.
+        proxy_settings: ``port``, ``host``, ``advertise_host``, ``api_key`` of a proxy made here.
+        check: called about once a second while rollouts run; what it raises ends the wait.
+
+    Attributes:
+        policy_version: the trainer's version of the weights; calls carry it.
+        llm_proxy, store: as used.
+        last_batch: the ``agl_fast.Batch`` behind the last ``get_train_data_batch``.
+        validated_rollouts: of the validation batch at hand. ``validation_metrics`` takes those of
+            several batches together.
+
+    Raises:
+        ValueError, TypeError: an argument is missing, or cannot work; the message names it.
+    """
+
+    def __init__(
+        self,
+        port: int | None,
+        train_rollout_n: int,
+        train_information: Mapping[str, Any],
+        tokenizer: Any,
+        mini_batch_size: int,
+        pad_token_id: int,
+        reward_fillna_value: float = 0.0,
+        llm_timeout_seconds: float = 1200.0,
+        mode: Literal["v0", "v1"] = "v1",
+        llm_proxy: Any = None,
+        store: LightningStore | None = None,
+        adapter: Any = None,
+        processor: Any = None,
+        image_base_dir: str | None = None,
+        trace_aggregator: Mapping[str, Any] | None = None,
+        *,
+        rollout_deadline_seconds: float | None = 3600.0,
+        failed_rollouts: FailedRollouts = "skip",
+        sampling: Literal["enforce", "allow"] = "enforce",
+        validation_sampling: Mapping[str, float] | None = None,
+        max_tokens: int | None = None,
+        proxy_settings: Mapping[str, Any] | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        if mode != "v1" or store is None:
+            raise ValueError(
+                f"mode={mode!r}, store={store!r}: only mode 'v1' with a LightningStore is "
+                "supported; run the algorithm in an agentlightning.Trainer, which brings a store"
+            )
+        if train_rollout_n < 1:
+            raise ValueError(f"train_rollout_n must be at least 1, got {train_rollout_n}")
+        if not train_information.get("model"):
+            raise ValueError(f"train_information names no model: {dict(train_information)}")
+        require_one_of("failed_rollouts", failed_rollouts, ("skip", "zero"))
+        require_one_of("sampling", sampling, ("enforce", "allow"))
+        require_positive("llm_timeout_seconds", llm_timeout_seconds)
+        if rollout_deadline_seconds is not None:
+            require_positive("rollout_deadline_seconds", rollout_deadline_seconds)
+        refuse_mrope(processor)
+
+        self.port = port
+        self.train_rollout_n = train_rollout_n
+        self.train_information = train_information
+        self.tokenizer = tokenizer
+        self.mini_batch_size = mini_batch_size
+        self.pad_token_id = pad_token_id
+        self.reward_fillna_value = reward_fillna_value
+        self.llm_timeout_seconds = llm_timeout_seconds
+        self.mode = mode
+        self.adapter = adapter
+        self.processor = processor
+        self.image_base_dir = image_base_dir
+        self.trace_aggregator = dict(trace_aggregator or {})
+        self.rollout_deadline_seconds = rollout_deadline_seconds
+        self.failed_rollouts = failed_rollouts
+        self.store = store
+        self.llm_proxy = LLMProxy.in_place_of(
+            llm_proxy,
+            timeout_seconds=llm_timeout_seconds,
+            store=store,
+            **(proxy_settings or {}),
+        )
+        if self.llm_proxy.get_store() is None:
+            self.llm_proxy.set_store(store)
+        self.check = check
+        self.policy_version = 0
+        self.is_train = True
+        self.last_batch: agl_fast.Batch | None = None
+        self.validated_rollouts: list[ValidatedRollout] = []
+
+        self._policies = sampling_policies(
+            train_information,
+            validation_sampling or {},
+            enforce=sampling == "enforce",
+            max_tokens=max_tokens,
+        )
+        self._call_filter = CallFilter.of(adapter)
+        self._store_access = StoreAccess(store)
+        self._rows = TrainingRows(
+            self.trace_aggregator,
+            failed_rollouts,
+            tokenizer=tokenizer,
+            pad_token_id=pad_token_id,
+            reward_fillna_value=reward_fillna_value,
+        )
+        self._server_addresses: list[str] = []
+        self._started_proxy = False
+        self._loop: LoopThread | None = None
+        self._batch: RunningBatch | None = None
+        self._stale: set[str] = set()
+
+    def start(self) -> None:
+        """Start the daemon's thread. The proxy starts with the first data."""
+        if self._loop is None:
+            self._loop = LoopThread("agl_fast-daemon")
+
+    def stop(self) -> None:
+        """Give up what runs, stop the proxy if it was started here, and end the thread."""
+        if self._loop is None:
+            return
+        loop = self._loop
+        try:
+            self.clear_data_and_server()
+            if self._started_proxy and self.llm_proxy.is_running():
+                loop.run(self.llm_proxy.stop(), what="stopping the proxy", seconds=CLEAR_SECONDS)
+        finally:
+            self._loop = None
+            loop.stop()
+
+    def set_up_data_and_server(
+        self,
+        data: Mapping[str, Sequence[Any]],
+        server_addresses: Sequence[str],
+        is_train: bool = True,
+    ) -> None:
+        """Enqueue the samples. What is left of the data before is given up.
+
+        Args:
+            data: columns of one length, one sample a row. Each sample gets a fresh ``data_id``.
+            server_addresses: ``host:port`` of every vLLM server.
+            is_train: enqueue ``train_rollout_n`` rollouts of each, else one.
+
+        Raises:
+            ValueError: there are no samples, or no servers.
+            RuntimeError: the store failed. OSError: the proxy cannot be started.
+        """
+        samples = samples_of(data)
+        if not server_addresses:
+            raise ValueError("server_addresses is empty: there is nobody to answer the agents")
+        self.clear_data_and_server()
+        self.start()
+        assert self._loop is not None
+        self.is_train = is_train
+        set_up = self._set_up(samples, list(server_addresses))
+        self._loop.run(set_up, what="setting up the rollouts", seconds=SET_UP_SECONDS)
+
+    def rollout_config(self) -> RolloutConfig:
+        """The store's own limits on a rollout; a subclass may retry failed attempts here."""
+        return RolloutConfig(
+            timeout_seconds=self.llm_timeout_seconds,
+            unresponsive_seconds=self.llm_timeout_seconds,
+        )
+
+    async def _set_up(self, samples: list[dict[str, Any]], server_addresses: list[str]) -> None:
+        if server_addresses != self._server_addresses:
+            model = self.train_information["model"]
+            self.llm_proxy.update_model_list(
+                [model_entry(model, address) for address in server_addresses]
+            )
+            self._server_addresses = server_addresses
+        if not self.llm_proxy.is_running():
+            await self.llm_proxy.start()
+            self._started_proxy = True
+        phase: Literal["train", "val"] = "train" if self.is_train else "val"
+        policy = self._policies[phase]
+        self.llm_proxy.recorder.reset_counts()
+        self.llm_proxy.begin(phase, self.policy_version, policy)
+        main_llm = self.llm_proxy.as_resource(
+            model=self.train_information["model"],
+            sampling_parameters={"temperature": policy.temperature},
+        )
+        resources_id = await self._store_access.add_resources({"main_llm": main_llm})
+        n = self.train_rollout_n if self.is_train else 1
+        requests = rollout_requests(samples, n, phase, resources_id, self.rollout_config())
+        rollouts = await self._store_access.enqueue(requests)
+        seconds = self.rollout_deadline_seconds or self.llm_timeout_seconds
+        self._batch = RunningBatch(
+            self._store_access,
+            self.llm_proxy.recorder,
+            self._call_filter,
+            Waiting(self._store_access, rollouts, self._stale, seconds),
+            {each.rollout_id: asked.input for each, asked in zip(rollouts, requests, strict=True)},
+        )
+
+    def run_until_all_finished(self, verbose: bool = True) -> None:
+        """Wait until every rollout has ended, and take what it left as soon as it has.
+
+        Args:
+            verbose: print now and then how many have.
+
+        Raises:
+            TimeoutError: no runner takes the rollouts.
+            RuntimeError: the store failed; its error is the cause.
+            ValueError: the adapter matches none of a rollout's calls, or a call or reward is
+                wrong; the message names the rollout.
+        """
+        if self._batch is None or self._loop is None:
+            logger.warning("There are no rollouts to wait for.")
+            return
+        collect = self._batch.collect(self._take, verbose=verbose)
+        self._loop.run(collect, what="waiting for rollouts", meanwhile=self.check)
+
+    def _take(self, outcome: Outcome) -> None:
+        if self.is_train:
+            self._rows.add(outcome)
+
+    def get_train_data_batch(
+        self,
+        max_prompt_length: int,
+        max_response_length: int,
+        device: torch.device | str | None,
+        global_steps: int,
+    ) -> tuple[DataProto, dict[str, Any]]:
+        """The rows of all rollouts, and numbers about them.
+
+        Args:
+            max_prompt_length: P, at least 1.
+            max_response_length: R, at least 1.
+            device: where the tensors live.
+            global_steps: of the trainer, for subclasses.
+
+        Returns:
+            B rows: the tensors and columns of docs/rows.md, among them ``data_id_list``,
+            ``rollout_id_list`` and, at level transition, ``turn_index_list``; and ``training/*``.
+            The batch with its table of rollouts is ``last_batch``.
+
+        Raises:
+            RuntimeError: this is a validation, or rollouts are still running.
+            EmptyBatchError: no rollout gave a row.
+        """
+        finished = self._finished(is_train=True)
+        metrics = run_metrics(
+            finished.outcomes,
+            self._rows.counts + Counter(finished.counts),
+            self.llm_proxy.recorder.counts,
+            time.time() - finished.enqueued_at,
+        )
+        try:
+            batch = self._rows.build(max_prompt_length, max_response_length, device)
+        except agl_fast.EmptyBatchError as error:
+            happened = {name: value for name, value in metrics.items() if value}
+            raise agl_fast.EmptyBatchError(
+                f"step {global_steps}: none of {len(finished.outcomes)} rollouts gave a row: "
+                f"{error}; {happened}",
+                error.accounting,
+            ) from error
+        self.last_batch = batch
+        rows = DataProto.from_dict(tensors=dict(batch.tensors), non_tensors=dict(batch.columns))
+        return rows, {**batch.metrics, **metrics}
+
+    def get_test_metrics(self) -> dict[str, float]:
+        """``val/*`` of the validation batch at hand, and ``val/{data_source}/*`` of its samples
+        that have a ``data_source``.
+
+        Raises:
+            RuntimeError: this is not a validation, or rollouts are still running.
+        """
+        finished = self._finished(is_train=False)
+        self.validated_rollouts = [self._validated(each) for each in finished.outcomes]
+        return validation_metrics(self.validated_rollouts)
+
+    def _validated(self, outcome: Outcome) -> ValidatedRollout:
+        source = outcome.sample.get("data_source")
+        return ValidatedRollout(
+            None if source is None else str(source),
+            self.reward_fillna_value if outcome.reward is None else outcome.reward,
+            outcome.reward is not None,
+            tuple(len(call.response_ids) for call in outcome.calls if call.trainable),
+            outcome.failed,
+        )
+
+    def clear_data_and_server(self) -> None:
+        """Forget the data. Rollouts that have not ended are cancelled in the store."""
+        batch, self._batch = self._batch, None
+        self._rows.clear()
+        self.validated_rollouts = []
+        self._stale = set() if batch is None else set(batch.running)
+        if batch is not None and batch.running and self._loop is not None:
+            self._loop.run(batch.cancel(), what="cancelling rollouts", seconds=CLEAR_SECONDS)
+
+    def _finished(self, *, is_train: bool) -> RunningBatch:
+        if self.is_train != is_train:
+            expected, found = ("training", "validation") if is_train else ("validation", "training")
+            raise RuntimeError(f"the data is of a {found}, not of a {expected}")
+        if self._batch is None:
+            raise RuntimeError("there is no data: call set_up_data_and_server")
+        if running := len(self._batch.running):
+            raise RuntimeError(f"{running} rollouts are running: call run_until_all_finished")
+        return self._batch

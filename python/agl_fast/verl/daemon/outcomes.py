@@ -1,0 +1,69 @@
+"""What a rollout left behind, and what becomes of it in training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import agl_fast
+
+FailedRollouts: TypeAlias = Literal["skip", "zero"]
+SUCCEEDED = "succeeded"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """A finished rollout.
+
+    Attributes:
+        data_id: its sample's; rollouts of one sample form a group.
+        status: ``succeeded``, ``failed``, ``timeout``, ``unresponsive``, ``cancelled`` or
+            ``deadline``.
+        calls: of the latest attempt.
+        reward: the store's last one, None where it has none.
+        discarded_attempts: attempts before the latest.
+        queue_seconds, seconds: from enqueueing to the attempt's start, and from there to the end;
+            None where no attempt was started.
+    """
+
+    rollout_id: str
+    data_id: str
+    sample: Mapping[str, Any]
+    status: str
+    calls: Sequence[agl_fast.Call]
+    reward: float | None
+    discarded_attempts: int = 0
+    queue_seconds: float | None = None
+    seconds: float | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.status != SUCCEEDED
+
+    @property
+    def n_tokens(self) -> int:
+        """Sampled tokens of all calls."""
+        return sum(len(call.response_ids) for call in self.calls)
+
+    def training_rollout(self, failed_rollouts: FailedRollouts) -> agl_fast.Rollout | None:
+        """The rollout as the batch takes it; None: it leaves its group."""
+        if failed_rollouts == "skip":
+            if self.failed or not any(_can_be_trained(call) for call in self.calls):
+                return None
+            return agl_fast.Rollout(
+                self.rollout_id, self.data_id, self.calls, self.reward, status=self.status
+            )
+        reward = 0.0 if self.failed else self.reward
+        return agl_fast.Rollout(
+            self.rollout_id, self.data_id, self.calls, reward, status=self.status
+        )
+
+
+def _can_be_trained(call: agl_fast.Call) -> bool:
+    return (
+        call.trainable
+        and call.finish_reason != "abort"
+        and len(call.prompt_ids) > 0
+        and len(call.response_ids) > 0
+    )

@@ -1,0 +1,126 @@
+"""Finished rollouts into the rows of a training step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+import agl_fast
+from agl_fast.verl.daemon.outcomes import FailedRollouts, Outcome
+
+# Keys of trace_aggregator that batches are built with, under the same name.
+_SHARED_KEYS = ("level", "overlong_prompt", "truncated_rollouts", "trim")
+_DEFAULTS = {"level": "transition", "trim": True}
+
+
+class TrainingRows:
+    """The rollouts of one training step at a time, planned while others still run.
+
+    Args:
+        trace_aggregator: ``agentlightning.trace_aggregator`` of the configuration.
+        failed_rollouts: what becomes of rollouts that failed.
+        options: further keywords of ``BatchBuilder``.
+    """
+
+    def __init__(
+        self,
+        trace_aggregator: Mapping[str, Any],
+        failed_rollouts: FailedRollouts,
+        *,
+        tokenizer: Any,
+        **options: Any,
+    ) -> None:
+        settings = {**_DEFAULTS, **trace_aggregator}
+        self._trajectory_lengths = (
+            settings.get("trajectory_max_prompt_length"),
+            settings.get("trajectory_max_response_length"),
+        )
+        self._options = {**{key: settings.get(key) for key in _SHARED_KEYS}, **options}
+        if self._options["truncated_rollouts"] is None:
+            self._options["truncated_rollouts"] = "train"
+        if self._options["level"] == "trajectory":
+            self._options["max_total_length"] = settings.get("trajectory_max_total_length")
+            # Only with it can retokenised text be told from rewritten history; it costs time.
+            self._options["tokenizer"] = tokenizer if settings.get("debug") else None
+        self._failed_rollouts = failed_rollouts
+        self._kept: list[agl_fast.Rollout] = []
+        self._builder: agl_fast.BatchBuilder | None = None
+        self._limits: dict[str, Any] = {}
+        self._said_savings = False
+        self.counts: Counter[str] = Counter()
+        # A wrong setting is an error now, not after the first rollouts.
+        self._new_builder(max_prompt_length=1, max_response_length=1)
+
+    def add(self, outcome: Outcome) -> None:
+        """Take a rollout, or count it as skipped.
+
+        Raises:
+            TypeError, ValueError: something in it is wrong; the message names it.
+        """
+        rollout = outcome.training_rollout(self._failed_rollouts)
+        if rollout is None:
+            self.counts["skipped_rollouts"] += 1
+            self.counts["skipped_tokens"] += outcome.n_tokens
+            return
+        if self._builder is not None:
+            self._builder.add(rollout)
+        self._kept.append(rollout)
+
+    def clear(self) -> None:
+        """Forget what was added."""
+        if self._builder is not None and len(self._builder):
+            self._builder = None
+        self._kept.clear()
+        self.counts.clear()
+
+    def build(
+        self, max_prompt_length: int, max_response_length: int, device: torch.device | str | None
+    ) -> agl_fast.Batch:
+        """The rows of everything that was added.
+
+        Raises:
+            EmptyBatchError: there are none.
+        """
+        limits = {
+            "max_prompt_length": max_prompt_length,
+            "max_response_length": max_response_length,
+            "device": device,
+        }
+        if not self._kept:
+            raise agl_fast.EmptyBatchError("no rollout to train on", agl_fast.Accounting())
+        if self._builder is None or limits != self._limits or not len(self._builder):
+            self._limits = limits
+            self._builder = self._new_builder(**limits)
+            for rollout in self._kept:
+                self._builder.add(rollout)
+        batch = self._builder.finish()
+        if self._options["level"] == "transition" and not self._said_savings:
+            self._said_savings = True
+            self._say_savings(batch, max_prompt_length, max_response_length)
+        return batch
+
+    def _new_builder(self, **limits: Any) -> agl_fast.BatchBuilder:
+        return agl_fast.BatchBuilder(**self._options, **limits)
+
+    def _say_savings(
+        self, batch: agl_fast.Batch, max_prompt_length: int, max_response_length: int
+    ) -> None:
+        prompt_limit, response_limit = self._trajectory_lengths
+        merged = agl_fast.build_batch(
+            self._kept,
+            level="trajectory",
+            layout="jagged",
+            max_prompt_length=prompt_limit or max_prompt_length,
+            max_response_length=response_limit or max_prompt_length + max_response_length,
+            pad_token_id=self._options["pad_token_id"],
+        )
+        now = int(batch.tensors["attention_mask"].sum())
+        then = merged.tensors["input_ids"].values().numel()
+        print(
+            f"agl_fast: level transition forwards {now} tokens in {len(batch)} rows in this first "
+            f"step; level trajectory would have forwarded {then} in {len(merged)} "
+            f"({1 - then / now:.0%} less), from the same calls"
+        )

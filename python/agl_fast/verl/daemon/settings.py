@@ -1,0 +1,58 @@
+"""The daemon's arguments: checks, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agl_fast.verl.proxy.sampling import SamplingPolicy
+
+
+def sampling_policies(
+    training: Mapping[str, Any],
+    validation: Mapping[str, Any],
+    *,
+    enforce: bool,
+    max_tokens: int | None,
+) -> dict[str, SamplingPolicy]:
+    """How each phase samples; validation as training where it does not say otherwise."""
+    given = {key: training[key] for key in ("temperature", "top_p", "top_k") if key in training}
+    return {
+        "train": _policy({"temperature": 0.7, **given}, enforce, max_tokens),
+        "val": _policy({"temperature": 0.0, **given, **validation}, False, max_tokens),
+    }
+
+
+def _policy(values: Mapping[str, Any], enforce: bool, max_tokens: int | None) -> SamplingPolicy:
+    return SamplingPolicy(
+        temperature=values["temperature"],
+        top_p=values.get("top_p", 1.0),
+        top_k=values.get("top_k", -1),
+        enforce=enforce,
+        max_tokens=max_tokens,
+    )
+
+
+def model_entry(model: str, address: str) -> dict[str, Any]:
+    """One vLLM server in a proxy's model list."""
+    parameters = {"model": f"hosted_vllm/{model}", "api_base": f"http://{address}/v1/"}
+    return {"model_name": model, "litellm_params": parameters}
+
+
+def require_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
+
+
+def require_positive(name: str, seconds: float) -> None:
+    if not seconds > 0:
+        raise ValueError(f"{name} must be more than 0, got {seconds!r}")
+
+
+def refuse_mrope(processor: Any) -> None:
+    image_processor = type(getattr(processor, "image_processor", None)).__name__
+    if "Qwen2VL" in image_processor or "Qwen3VL" in image_processor:
+        raise ValueError(
+            f"the model's {image_processor} needs M-RoPE position ids, which rows do not have: "
+            "use a model without images"
+        )

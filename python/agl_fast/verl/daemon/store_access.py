@@ -1,0 +1,76 @@
+"""What the daemon asks of Agent-lightning's store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+from agentlightning import LightningStore
+
+T = TypeVar("T")
+
+STORE_SECONDS = 120.0
+
+
+class StoreAccess:
+    """A store whose errors say what was asked, and whose answers do not take for ever.
+
+    Questions are asked one after another: a store that locks a thread while it waits would lock
+    itself out otherwise.
+
+    Raises:
+        RuntimeError: the store raised an error, which is its cause.
+        TimeoutError: an answer took longer than ``STORE_SECONDS``.
+    """
+
+    def __init__(self, store: LightningStore) -> None:
+        self._store = store
+
+    async def add_resources(self, resources: dict[str, Any]) -> str:
+        """The resources' id."""
+        update = await _ask("add resources", self._store.add_resources(resources))
+        return str(update.resources_id)
+
+    async def enqueue(self, requests: Sequence[Any]) -> list[Any]:
+        return list(await _ask("enqueue rollouts", self._store.enqueue_many_rollouts(requests)))
+
+    async def finished(self, rollout_ids: list[str]) -> list[Any]:
+        """Those that are finished by now."""
+        answer = self._store.wait_for_rollouts(rollout_ids=rollout_ids, timeout=0)
+        return list(await _ask("list finished rollouts", answer))
+
+    async def rollout(self, rollout_id: str) -> Any:
+        """With its latest attempt as ``attempt``, if there is one.
+
+        Raises:
+            RuntimeError: the store does not know it.
+        """
+        what = f"find rollout {rollout_id!r}"
+        rollout = await _ask(what, self._store.get_rollout_by_id(rollout_id))
+        if rollout is None:
+            raise RuntimeError(f"the store no longer knows rollout {rollout_id!r}")
+        return rollout
+
+    async def latest_attempt(self, rollout_id: str) -> Any | None:
+        what = f"find the attempt of rollout {rollout_id!r}"
+        return await _ask(what, self._store.get_latest_attempt(rollout_id))
+
+    async def spans(self, rollout_id: str, attempt_id: str) -> list[Any]:
+        """In the order of their sequence numbers."""
+        what = f"give the spans of rollout {rollout_id!r}"
+        spans = await _ask(what, self._store.query_spans(rollout_id, attempt_id=attempt_id))
+        return sorted(spans, key=lambda span: span.sequence_id)
+
+    async def cancel(self, rollout_id: str) -> None:
+        what = f"cancel rollout {rollout_id!r}"
+        await _ask(what, self._store.update_rollout(rollout_id, status="cancelled"))
+
+
+async def _ask(what: str, answer: Awaitable[T]) -> T:
+    try:
+        return await asyncio.wait_for(answer, STORE_SECONDS)
+    except asyncio.TimeoutError as error:  # not yet the builtin one in Python 3.10
+        raise TimeoutError(f"the store took more than {STORE_SECONDS:g} s to {what}") from error
+    except Exception as error:
+        raise RuntimeError(f"the store failed to {what}: {error!r}") from error

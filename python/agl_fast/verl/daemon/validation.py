@@ -1,0 +1,61 @@
+"""What a validation says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedRollout:
+    """One validation rollout.
+
+    Attributes:
+        data_source: of its sample, if that names one.
+        reward: filled where ``has_reward`` is False.
+        response_lengths: tokens of each call that counts, in order.
+        failed: it did not succeed.
+    """
+
+    data_source: str | None
+    reward: float
+    has_reward: bool
+    response_lengths: tuple[int, ...]
+    failed: bool
+
+
+def validation_metrics(rollouts: Sequence[ValidatedRollout]) -> dict[str, float]:
+    """``val/*`` over all rollouts, and ``val/{data_source}/*`` of those that name their source.
+
+    The rollouts may be of any number of batches: each counts once.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not rollouts:
+        raise ValueError("no validation rollouts")
+    metrics = _metrics("val", rollouts)
+    for source in sorted({each.data_source for each in rollouts if each.data_source is not None}):
+        of_source = [each for each in rollouts if each.data_source == source]
+        metrics |= _metrics(f"val/{source}", of_source)
+    return metrics
+
+
+def _metrics(prefix: str, rollouts: Sequence[ValidatedRollout]) -> dict[str, float]:
+    metrics: dict[str, float] = {
+        f"{prefix}/n_rollouts": len(rollouts),
+        f"{prefix}/n_rollouts_w_trace": sum(bool(each.response_lengths) for each in rollouts),
+        f"{prefix}/n_rollouts_w_reward": sum(each.has_reward for each in rollouts),
+        f"{prefix}/n_rollouts_failed": sum(each.failed for each in rollouts),
+        f"{prefix}/reward": float(np.mean([each.reward for each in rollouts])),
+    }
+    traces = [each.response_lengths for each in rollouts if each.response_lengths]
+    if traces:
+        metrics |= {
+            f"{prefix}/mean_response_length": float(np.mean([np.mean(each) for each in traces])),
+            f"{prefix}/sum_response_length": float(np.mean([sum(each) for each in traces])),
+            f"{prefix}/turn_count": float(np.mean([len(each) for each in traces])),
+        }
+    return metrics

@@ -1,0 +1,132 @@
+"""Which rollouts have finished, which are overdue."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agl_fast.verl.daemon.store_access import StoreAccess
+
+DEADLINE = "deadline"
+
+_SHORTEST_PAUSE = 0.01
+_LONGEST_PAUSE = 0.1
+_SHORTEST_LOOK = 0.1
+_LONGEST_LOOK = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A rollout that has ended.
+
+    Attributes:
+        status: the store's, or ``DEADLINE``.
+        queued_at, ended_at: seconds since the epoch.
+    """
+
+    rollout_id: str
+    status: str
+    queued_at: float
+    ended_at: float
+
+
+class Waiting:
+    """Rollouts that were enqueued and have not ended.
+
+    Args:
+        rollouts: the store's, as they were enqueued.
+        stale: ids that an earlier batch gave up.
+        seconds: a rollout that runs longer is cancelled. One that nobody has begun yet waits for
+            others; if none runs, none ends and none begins for that long, the wait is over.
+
+    Attributes:
+        counts: rollouts that the store named without being asked: ``stale`` and ``unknown``.
+    """
+
+    def __init__(
+        self, store: StoreAccess, rollouts: Sequence[Any], stale: set[str], seconds: float
+    ) -> None:
+        self._store = store
+        self._queued_at = {each.rollout_id: each.start_time for each in rollouts}
+        self._running_since: dict[str, float] = {}
+        self._stale = stale
+        self._seconds = seconds
+        self._look_seconds = min(max(seconds / 20, _SHORTEST_LOOK), _LONGEST_LOOK)
+        self._next_look = self._moved_at = time.monotonic()
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def rollout_ids(self) -> list[str]:
+        return list(self._queued_at)
+
+    async def next_finished(self) -> list[Finished]:
+        """Wait until at least one rollout has ended.
+
+        Raises:
+            TimeoutError: no runner takes the rollouts that are left.
+            RuntimeError: the store failed.
+        """
+        pause = _SHORTEST_PAUSE
+        while True:
+            begin = time.monotonic()
+            finished = await self._take_finished() + await self._take_overdue()
+            if finished:
+                self._moved_at = time.monotonic()
+                return finished
+            # A store that takes its time is not asked more often than it can answer.
+            await asyncio.sleep(max(pause, time.monotonic() - begin))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _take_finished(self) -> list[Finished]:
+        finished = []
+        for rollout in await self._store.finished(self.rollout_ids):
+            if rollout.rollout_id not in self._queued_at:
+                kind = "stale" if rollout.rollout_id in self._stale else "unknown"
+                self.counts[kind] += 1
+                continue
+            finished.append(self._take(rollout.rollout_id, rollout.status, rollout.end_time))
+        return finished
+
+    async def _take_overdue(self) -> list[Finished]:
+        if time.monotonic() < self._next_look:
+            return []
+        await self._find_begun()
+        self._next_look = time.monotonic() + self._look_seconds
+        now = time.time()
+        overdue = [
+            rollout_id
+            for rollout_id, since in self._running_since.items()
+            if now - since > self._seconds
+        ]
+        finished = []
+        for rollout_id in overdue:
+            await self._store.cancel(rollout_id)
+            finished.append(self._take(rollout_id, DEADLINE, now))
+        if not finished and not self._running_since and self._queued_at:
+            self._require_progress()
+        return finished
+
+    async def _find_begun(self) -> None:
+        for rollout_id in self.rollout_ids:
+            if rollout_id not in self._running_since:
+                rollout = await self._store.rollout(rollout_id)
+                attempt = getattr(rollout, "attempt", None)
+                if attempt is not None:
+                    self._running_since[rollout_id] = attempt.start_time
+                    self._moved_at = time.monotonic()
+
+    def _require_progress(self) -> None:
+        if time.monotonic() - self._moved_at > self._seconds:
+            raise TimeoutError(
+                f"no runner took any of {len(self._queued_at)} queued rollouts within "
+                f"{self._seconds:g} s: are there runners, and are they stuck in other rollouts?"
+            )
+
+    def _take(self, rollout_id: str, status: str, ended_at: float | None) -> Finished:
+        self._running_since.pop(rollout_id, None)
+        queued_at = self._queued_at.pop(rollout_id)
+        return Finished(rollout_id, status, queued_at, ended_at or time.time())
