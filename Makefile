@@ -1,6 +1,7 @@
 # Every target sets up what it needs on a machine that has Python 3.10-3.12 and a C++ compiler.
 # Stamps in the virtual environment make a second run cheap: the packages are looked at again when
-# pyproject.toml or requirements/ change, the native code is built again when csrc/ or CMake do.
+# pyproject.toml or python/agl_fast/install/ change, the native code is built again when csrc/ or
+# CMake do.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .NOTPARALLEL:
@@ -77,7 +78,7 @@ $(TOOLS):
 	scripts/create_venv.sh $(VENV)
 	mkdir -p $(@D) && touch $@
 
-$(PACKAGES): $(TOOLS) pyproject.toml $(wildcard requirements/* compat/*/pyproject.toml)
+$(PACKAGES): $(TOOLS) pyproject.toml $(wildcard $(addprefix python/agl_fast/install/,*.txt */*.toml))
 	scripts/install_packages.sh $(VENV)
 	touch $@
 

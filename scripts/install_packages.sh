@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$1
-overrides=requirements/overrides-cpu.txt
+overrides=python/agl_fast/install/overrides-cpu.txt
 install=("$venv/bin/uv" pip install --python "$venv/bin/python")
 
 # uv reads none of pip's settings, and pip may know where wheels lie that PyPI does not have.
@@ -19,4 +19,4 @@ if ! "${install[@]}" --quiet --dry-run --no-deps --reinstall-package torch "$tor
 fi
 
 "${install[@]}" --override "$overrides" -r pyproject.toml --extra cpu --extra dev \
-  ./compat/vllm-metadata
+  ./python/agl_fast/install/vllm-metadata

@@ -18,7 +18,8 @@ PACKAGE = ROOT / "python" / "agl_fast"
 # Top to bottom: a room uses itself and the rooms below it. `agl_fast/__init__.py` opens them all.
 STOREYS = [
     {"algorithm"},
-    {"verl.entrypoint", "verl.quickstart", "verl.loop", "verl.session"},  # what starts a run
+    # what starts a run, and what says whether one could start
+    {"verl.entrypoint", "verl.quickstart", "verl.loop", "verl.session", "doctor"},
     {"verl.trainer"},
     {"verl.daemon"},
     {"verl.proxy"},
