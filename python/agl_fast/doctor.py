@@ -13,6 +13,7 @@ import re
 import shlex
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ def install_command(target: Target) -> str:
     packages = [f"{name}=={version}" for name, version in pins.items()]
     command = ["uv", "pip", "install", "--python", sys.executable]
     if target == "cpu":
-        command += ["--torch-backend", "cpu"]
+        command += _source_of_cpu_torch()
         packages.append(str(INSTALL / "vllm-metadata"))
     elif target == "cuda12":
         # vLLM on PyPI is built for CUDA 13. The builds for CUDA 12 are files of its releases.
@@ -81,6 +82,17 @@ def install_command(target: Target) -> str:
             f"vllm-{vllm}%2Bcu129-cp38-abi3-manylinux_2_28_{os.uname().machine}.whl"
         )
     return shlex.join([*command, "--override", str(overrides_file(target)), *packages])
+
+
+def _source_of_cpu_torch() -> list[str]:
+    """PyPI has no CPU builds of torch: a folder that pip is told to look in, or PyTorch's index."""
+    # uv reads none of pip's settings.
+    asked = [sys.executable, "-m", "pip", "config", "get", "global.find-links"]
+    configured = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+    for folder in os.environ.get("PIP_FIND_LINKS", configured).split():
+        if any(Path(folder).glob("torch-*+cpu-*.whl")):
+            return ["--find-links", folder]
+    return ["--torch-backend", "cpu"]
 
 
 def driver_cuda() -> int | None:
