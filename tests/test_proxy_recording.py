@@ -188,18 +188,16 @@ def test_model_goes_by_the_server_s_name():
 
 
 def test_streams_as_it_arrives(fake, proxy):
-    fake.answer_next(Answer(token_ids=range(50, 60), chunk_delay=0.05))
+    fake.answer_next(Answer(token_ids=range(50, 60), chunk_delay=0.1))
     client = openai_client(proxy)
-    seen_before_the_end = 0
     request = {"model": "policy", "messages": say("hi"), "stream": True}
-    for event in client.chat.completions.create(**request):
-        if event.choices[0].finish_reason is None:
-            assert proxy.counts == {"streams": 1}
-            seen_before_the_end += 1
-        else:
+    events = iter(client.chat.completions.create(**request))
+    next(events)
+    assert proxy.counts == {"streams": 1}
+    for event in events:
+        if event.choices[0].finish_reason is not None:
             # Recorded before the agent can act on the answer.
             assert proxy.counts == {"streams": 1, "recorded": 1}
-    assert seen_before_the_end == 10
     (recorded,) = proxy.take()
     assert recorded.call.response_ids.tolist() == list(range(50, 60))
     assert len(recorded.call.log_probs) == 10
@@ -207,7 +205,7 @@ def test_streams_as_it_arrives(fake, proxy):
 
 def test_training_s_sampling_overrides(fake, proxy, caplog):
     proxy.train()
-    proxy.post(temperature=0.2, top_k=0, min_p=0.1, presence_penalty=0)
+    proxy.post(temperature=0.2, top_k=0, min_p=0.1, presence_penalty=0, tool_choice="auto")
     proxy.post(temperature=0.3, top_p=0.5)
     proxy.post()
     for body in fake.bodies():
@@ -271,6 +269,9 @@ def test_max_tokens_of_ours_never_makes_a_prompt_too_long(fake, proxy):
     proxy.train(max_tokens=16)
     assert proxy.post().status_code == 200
     assert [body.get("max_tokens") for body in fake.bodies()] == [16, None]
+    assert "max_tokens" not in proxy.take()[0].call.sampling
+    fake.answer_next(Answer(status=400))
+    assert proxy.post().json()["error"]["message"] == "scripted"
     fake.answer_next(refusal, refusal)
     assert proxy.post().json() == {"error": {"message": message}}
     assert proxy.counts["max_tokens_cap_lifted"] == 2

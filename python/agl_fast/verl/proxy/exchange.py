@@ -72,14 +72,16 @@ class Exchange:
 
     async def forward(self, response: aiohttp.ClientResponse) -> web.StreamResponse:
         """Pass the answer on as it arrives."""
-        if response.status >= 400:
-            kind = "client_errors" if response.status < 500 else "server_errors"
-            self._recorder.count(kind)
         reply = self._reply(response)
         if response.content_length is not None:
             reply.content_length = response.content_length
-        async for chunk in self._chunks(response):
-            await self._write(reply, chunk)
+        if response.status >= 400:
+            kind = "client_errors" if response.status < 500 else "server_errors"
+            self._recorder.count(kind)
+            await self._write(reply, await self._whole(response))  # may have been read already
+        else:
+            async for chunk in self._chunks(response):
+                await self._write(reply, chunk)
         await self._finish(reply)
         return reply
 
@@ -92,7 +94,7 @@ class Exchange:
             NoTokenIdsError: the answer lacks ids.
             BrokenAnswerError, AgentGoneError, TimeoutError: nothing is recorded.
         """
-        body = b"".join([chunk async for chunk in self._chunks(response)])
+        body = await self._whole(response)
         response_id, choices = read_answer(body)
         added = await self._add(origin, response_id, choices)
         reply = self._reply(response)
@@ -182,6 +184,12 @@ class Exchange:
         try:
             async for chunk in response.content.iter_any():
                 yield chunk
+        except aiohttp.ClientError as error:
+            raise BrokenAnswerError(f"the server's answer broke off: {error}") from error
+
+    async def _whole(self, response: aiohttp.ClientResponse) -> bytes:
+        try:
+            return await response.read()
         except aiohttp.ClientError as error:
             raise BrokenAnswerError(f"the server's answer broke off: {error}") from error
 

@@ -19,7 +19,7 @@ from agl_fast.verl.proxy.serving import ServingThread
 # Importing agentlightning imports litellm, which would look for a price list on the internet.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # litellm's, of its own code
+    warnings.simplefilter("ignore")  # litellm's, about its own code
     import agentlightning
 
 logger = logging.getLogger(__name__)

@@ -59,6 +59,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "min_tokens": (0,),
     "structured_outputs": (),
     "response_format": ({"type": "text"},),
+    "tool_choice": ("auto", "none"),  # others make vLLM mask what is no call
 }
 # What a call keeps of its request.
 _KEPT = ("temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "seed", *_NEUTRAL)

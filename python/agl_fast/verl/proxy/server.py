@@ -67,6 +67,7 @@ class ProxyServer:
         self._api_key = api_key
         self._timeout_seconds = timeout_seconds
         self._connections: Connections | None = None
+        self._hanging_up = False
         self._said: set[str] = set()
 
     def application(self) -> web.Application:
@@ -74,11 +75,16 @@ class ProxyServer:
         app = web.Application(client_max_size=0)  # images are large
         app.router.add_route("*", "/{path:.*}", self.handle)
         app.on_startup.append(self._open)
+        app.on_shutdown.append(self._hang_up)
         app.on_cleanup.append(self._close)
         return app
 
     async def _open(self, _: web.Application) -> None:
+        self._hanging_up = False
         self._connections = Connections(self.recorder, self._timeout_seconds)
+
+    async def _hang_up(self, _: web.Application) -> None:
+        self._hanging_up = True
 
     async def _close(self, _: web.Application) -> None:
         if self._connections is not None:
@@ -122,13 +128,11 @@ class ProxyServer:
             self._count_gone(exchange)
             return exchange.instead(replies.error(499, "client_gone", "nobody reads this"))
         except asyncio.CancelledError:
-            # aiohttp cancels the handler of an agent that hung up, and every handler at the end.
-            if request.transport is None:
-                self._count_gone(exchange)
+            self._count_gone(exchange)  # then aiohttp cancels the handler
             raise
 
     def _count_gone(self, exchange: Exchange) -> None:
-        if not exchange.has_answer:
+        if not exchange.has_answer and not self._hanging_up:
             self.recorder.count("client_gone")
 
     def _fail(
@@ -190,7 +194,9 @@ class ProxyServer:
         with server.busy():
             response = await self._send(request, server, path, outgoing.json(), origin.rollout_id)
             if response.status == 400 and outgoing.capped:
-                response = await self._without_cap(request, server, path, outgoing, response)
+                response = await self._without_cap(
+                    request, server, path, outgoing, response, origin
+                )
             async with response:
                 if response.status != 200:
                     return await exchange.forward(response)
@@ -205,12 +211,15 @@ class ProxyServer:
         path: str,
         outgoing: Outgoing,
         refusal: aiohttp.ClientResponse,
+        origin: Origin,
     ) -> aiohttp.ClientResponse:
         """vLLM refuses a prompt after which the whole limit does not fit. Without one it fills up
         what the context leaves, which is then less than the limit."""
         if b"maximum context length" not in await refusal.read():
             return refusal
         self.recorder.count("max_tokens_cap_lifted")
+        sampling = outgoing.sampling
+        origin.sampling = {name: sampling[name] for name in sampling if name != "max_tokens"}
         return await self._send(request, server, path, outgoing.json_without_cap(), None)
 
     async def _send(
