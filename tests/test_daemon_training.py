@@ -47,7 +47,7 @@ def test_rows_of_a_step():
     assert metrics["training/n_rollouts"] == metrics["training/n_rollouts_w_reward"] == 4
     assert metrics["training/proxy/recorded"] == 8
     assert metrics["training/failed_rollouts"] == metrics["training/skipped_rollouts"] == 0
-    assert 0 <= metrics["training/rollout_seconds/run_mean"]
+    assert metrics["training/rollout_seconds/run_mean"] >= 0
     assert metrics["training/rollout_seconds/run_max"] <= metrics["training/rollout_seconds/wall"]
 
 

@@ -371,8 +371,10 @@ class AgentModeDaemon:
         batch, self._batch = self._batch, None
         self._rows.clear()
         self.validated_rollouts = []
-        self._stale = set() if batch is None else set(batch.running)
-        if batch is not None and batch.running and self._loop is not None:
+        if batch is None:
+            return
+        self._stale = set(batch.running)
+        if self._stale and self._loop is not None:
             self._loop.run(batch.cancel(), what="cancelling rollouts", seconds=CLEAR_SECONDS)
 
     def _finished(self, *, is_train: bool) -> RunningBatch:
