@@ -23,7 +23,7 @@ def planned(rollouts: list[PlainRollout], trajectory: bool, limits: dict[str, An
     planner = _core.Planner(trajectory=trajectory)
     for plain in rollouts:
         native = to_native(plain)
-        planner.add(native.rollout_id, native.calls)
+        planner.add_many([native.rollout_id], [native.calls])
     rewards = np.arange(1, len(rollouts) + 1, dtype=np.float32)
     return planner.rows(rewards, drop_overlong=False, truncated_rollouts=0, **limits)
 

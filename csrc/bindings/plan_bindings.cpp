@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "core/fill.h"
 #include "core/flatten.h"
+#include "core/parallel.h"
 
 namespace agl::bindings {
 namespace {
@@ -26,30 +27,32 @@ class Planner {
   explicit Planner(bool trajectory)
       : level_(trajectory ? Level::kTrajectory : Level::kTransition) {}
 
-  // Plans a whole rollout, or throws and changes nothing.
-  void add(py::handle rollout_id, py::handle calls) {
-    const auto items = py::reinterpret_steal<py::object>(
-        PySequence_Fast(calls.ptr(), "calls must be a sequence of Call"));
-    if (!items) throw py::error_already_set();
-    const auto count = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(items.ptr()));
-
-    py::set seen;
-    std::deque<PythonCall> read;  // alive together: later calls recognise earlier ones' tokens
-    auto plan = std::make_unique<RolloutPlan>(level_, &spare_);
-    int64_t longest = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-      const py::handle call = PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i));
-      read.emplace_back(call, rollout_id, static_cast<int64_t>(i), seen);
-      if (!read.back().response_id.is_none()) seen.add(read.back().response_id);
-      longest = std::max(longest, read.back().prompt.size() + read.back().response.size());
+  // Plans rollouts on as many threads as their tokens are worth, or throws and changes nothing.
+  void add_many(const py::list& rollout_ids, const py::list& calls) {
+    std::vector<std::deque<PythonCall>> read;
+    int64_t tokens = 0;
+    for (std::size_t i = 0; i < rollout_ids.size(); ++i) {
+      read.push_back(read_calls(rollout_ids[i], calls[i]));
+      for (const PythonCall& call : read.back()) tokens += call.prompt.size();
     }
-    if (level_ == Level::kTrajectory) plan->chains().reserve(longest);
-    for (PythonCall& call : read) {
-      if (call.call_class != CallClass::kLaidOut) call.check_ids();
-      plan->add(call.call_class, call.prompt, call.response, std::move(call.log_probs));
+    std::vector<std::unique_ptr<RolloutPlan>> plans(read.size());
+    const int64_t threads = threads_for(tokens * int64_t{sizeof(PyObject*)});
+    if (threads > 1) {
+      parallel_slices(static_cast<int64_t>(read.size()), threads, [&](int64_t begin, int64_t end) {
+        const WithoutPython here;
+        for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+          try {
+            plans[i] = plan(read[i]);
+          } catch (...) {
+            plans[i] = nullptr;  // below, where Python can be asked and errors can be raised
+          }
+        }
+      });
     }
-    plan->chains().forget_echoes();
-    rollouts_.push_back({std::move(plan), py::set()});
+    for (std::size_t i = 0; i < read.size(); ++i) {
+      if (!plans[i]) plans[i] = plan(read[i]);
+    }
+    for (auto& each : plans) rollouts_.push_back({std::move(each), py::set()});
   }
 
   // Begins a rollout whose calls come one by one with its first call. Throws and changes nothing,
@@ -81,7 +84,7 @@ class Planner {
     if (read.call_class == CallClass::kEmpty && prompt.size() > 0 && read.response.size() > 0) {
       read.call_class = CallClass::kLaidOut;  // only its tail was empty
     }
-    plan.add(read.call_class, prompt, read.response, std::move(read.log_probs), before.position);
+    plan.add(read.call_class, prompt, read.response, read.log_probs, before.position);
     if (read.call_class != CallClass::kLaidOut) plan.keep_context(prompt, read.response);
     plan.chains().forget_echoes();
     if (!read.response_id.is_none()) streamed.seen.add(read.response_id);
@@ -150,6 +153,37 @@ class Planner {
     const int32_t* ids;
     Chains::Position position;
   };
+
+  // A rollout's calls, alive together: later ones recognise earlier ones' tokens.
+  static std::deque<PythonCall> read_calls(py::handle rollout_id, py::handle calls) {
+    const auto items = py::reinterpret_steal<py::object>(
+        PySequence_Fast(calls.ptr(), "calls must be a sequence of Call"));
+    if (!items) throw py::error_already_set();
+    py::set seen;
+    std::deque<PythonCall> read;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.ptr()); ++i) {
+      read.emplace_back(PySequence_Fast_GET_ITEM(items.ptr(), i), rollout_id, i, seen);
+      if (!read.back().response_id.is_none()) seen.add(read.back().response_id);
+    }
+    return read;
+  }
+
+  std::unique_ptr<RolloutPlan> plan(const std::deque<PythonCall>& read) {
+    auto made = std::make_unique<RolloutPlan>(level_, &spare_);
+    if (level_ == Level::kTrajectory) {
+      int64_t longest = 0;
+      for (const PythonCall& call : read) {
+        longest = std::max(longest, call.prompt.size() + call.response.size());
+      }
+      made->chains().reserve(longest);
+    }
+    for (const PythonCall& call : read) {
+      if (call.call_class != CallClass::kLaidOut) call.check_ids();
+      made->add(call.call_class, call.prompt, call.response, call.log_probs);
+    }
+    made->chains().forget_echoes();
+    return made;
+  }
 
   static Base find_base(const RolloutPlan& plan, py::handle rollout_id, int64_t call, int64_t base,
                         int64_t keep) {
@@ -257,7 +291,7 @@ void bind_plan(py::module_& m) {
 
   py::class_<Planner>(m, "Planner")
       .def(py::init<bool>(), py::kw_only(), py::arg("trajectory"))
-      .def("add", &Planner::add, py::arg("rollout_id"), py::arg("calls"))
+      .def("add_many", &Planner::add_many, py::arg("rollout_ids"), py::arg("calls"))
       .def("open_with", &Planner::open_with, py::arg("rollout_id"), py::arg("base_call"),
            py::arg("keep"), py::arg("call"))
       .def("add_call", &Planner::add_call, py::arg("rollout"), py::arg("rollout_id"),

@@ -28,7 +28,8 @@ py::object list_of_floats(py::object values, const Where& where) {
   return array.attr("tolist")();
 }
 
-std::unique_ptr<float[]> read_log_probs(py::handle given, int64_t expected, const Where& where) {
+std::shared_ptr<const float[]> read_log_probs(py::handle given, int64_t expected,
+                                              const Where& where) {
   if (given.is_none()) return nullptr;
   py::object values = py::reinterpret_borrow<py::object>(given);
   if (!PyList_Check(given.ptr()) && !PyTuple_Check(given.ptr())) {
@@ -40,7 +41,7 @@ std::unique_ptr<float[]> read_log_probs(py::handle given, int64_t expected, cons
     throw py::value_error(where.text() + " has " + std::to_string(count) +
                           " entries, but response_ids has " + std::to_string(expected));
   }
-  std::unique_ptr<float[]> out(new float[static_cast<std::size_t>(count)]);
+  std::shared_ptr<float[]> out(new float[static_cast<std::size_t>(count)]);
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* item = PySequence_Fast_GET_ITEM(items.ptr(), i);
     const double value = PyBool_Check(item) ? -1.0 : PyFloat_AsDouble(item);

@@ -13,7 +13,7 @@ namespace agl::bindings {
 struct PythonCall {
   PythonTokens prompt;
   PythonTokens response;
-  std::unique_ptr<float[]> log_probs;  // one per response token, or null
+  std::shared_ptr<const float[]> log_probs;  // one per response token, or null
   CallClass call_class;
 
   // `seen` holds the response_ids of the rollout's earlier calls; this call's is added on commit.

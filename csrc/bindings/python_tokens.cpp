@@ -8,6 +8,8 @@ namespace {
 
 constexpr int64_t kMaxId = std::numeric_limits<int32_t>::max();
 
+thread_local bool t_without_python = false;
+
 // Reads a token id out of an exact int without a call. False for anything else, also for ints that
 // are negative or too large.
 inline bool read_plain(PyObject* object, int32_t& id) noexcept {
@@ -39,17 +41,6 @@ inline bool read_plain(PyObject* object, int32_t& id) noexcept {
   return false;
 }
 
-// Int objects lie anywhere in memory: asking for them ahead hides most of the wait.
-constexpr int64_t kPrefetchAhead = 24;
-
-inline void prefetch(const void* address) noexcept {
-#if defined(__GNUC__)
-  __builtin_prefetch(address);
-#else
-  (void)address;
-#endif
-}
-
 std::string repr_of(py::handle object) { return py::repr(object).cast<std::string>(); }
 
 const char* type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
@@ -59,6 +50,9 @@ bool is_tensor(py::handle object) {
 }
 
 }  // namespace
+
+WithoutPython::WithoutPython() { t_without_python = true; }
+WithoutPython::~WithoutPython() { t_without_python = false; }
 
 std::string Where::text() const {
   std::string out;
@@ -126,7 +120,6 @@ bool PythonTokens::try_copy(int64_t begin, int64_t end, int32_t* out) const noex
     case Kind::kObjects: {
       auto* const* items = static_cast<PyObject* const*>(data_);
       for (int64_t i = begin; i < end; ++i) {
-        if (i + kPrefetchAhead < end) prefetch(items[i + kPrefetchAhead]);
         if (!read_plain(items[i], *out++)) return false;
       }
       return true;
@@ -152,6 +145,7 @@ bool PythonTokens::try_copy(int64_t begin, int64_t end, int32_t* out) const noex
 
 void PythonTokens::copy(int64_t begin, int64_t end, int32_t* out) const {
   if (try_copy(begin, end, out)) return;
+  if (t_without_python) throw NeedsPython();
   for (int64_t i = begin; i < end; ++i) {
     if (kind_ == Kind::kObjects) {
       *out++ = read_object(i);

@@ -23,6 +23,19 @@ struct Where {
   std::string text() const;
 };
 
+// Thrown where an id cannot be read, or refused, without a call into Python.
+struct NeedsPython {};
+
+// While it lives, reading ids on this thread makes no call into Python but throws NeedsPython. So
+// threads may read Python's lists while another one holds the GIL for all of them.
+class WithoutPython {
+ public:
+  WithoutPython();
+  ~WithoutPython();
+  WithoutPython(const WithoutPython&) = delete;
+  WithoutPython& operator=(const WithoutPython&) = delete;
+};
+
 // A caller's sequence of token ids, read where it lies: a list or tuple of int, a 1-D int32 or
 // int64 numpy array, or a torch tensor of that kind. Every id is checked when it is read.
 class PythonTokens final : public TokenReader {

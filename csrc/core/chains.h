@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -13,10 +14,12 @@ namespace agl {
 using Tokens = std::vector<int32_t>;
 
 // Token memory of chains that are gone, for those to come: fresh memory is slow at its first touch.
+// Any thread may take and give.
 class SpareTokens {
  public:
   // An empty vector, with the capacity of an earlier one where there is any.
   Tokens take() {
+    const std::lock_guard<std::mutex> lock(mutex_);
     if (spare_.empty()) return {};
     Tokens tokens = std::move(spare_.back());
     spare_.pop_back();
@@ -25,10 +28,12 @@ class SpareTokens {
 
   void give(Tokens&& tokens) {
     tokens.clear();
+    const std::lock_guard<std::mutex> lock(mutex_);
     spare_.push_back(std::move(tokens));
   }
 
  private:
+  std::mutex mutex_;
   std::vector<Tokens> spare_;
 };
 

@@ -5,7 +5,7 @@
 namespace agl {
 
 void RolloutPlan::add(CallClass call_class, const TokenReader& prompt, const TokenReader& response,
-                      std::unique_ptr<float[]> log_probs, Chains::Position from) {
+                      std::shared_ptr<const float[]> log_probs, Chains::Position from) {
   PlannedCall planned{call_class, -1, prompt.size(), response.size(), {}};
   if (call_class == CallClass::kLaidOut) {
     const auto call = static_cast<int32_t>(calls_.size());

@@ -40,7 +40,7 @@ class RolloutPlan {
 
   // `log_probs`: one per response token, or null.
   void add(CallClass call_class, const TokenReader& prompt, const TokenReader& response,
-           std::unique_ptr<float[]> log_probs, Chains::Position from = {});
+           std::shared_ptr<const float[]> log_probs, Chains::Position from = {});
 
   // Lets later calls refer to the last call's tokens although it was not laid out.
   void keep_context(const TokenReader& prompt, const TokenReader& response);
@@ -55,7 +55,7 @@ class RolloutPlan {
   Chains chains_;
   std::vector<PlannedCall> calls_;
   std::vector<PlannedMismatch> mismatches_;
-  std::vector<std::unique_ptr<float[]>> log_probs_;
+  std::vector<std::shared_ptr<const float[]>> log_probs_;
 };
 
 enum class TruncatedRollouts : uint8_t { kTrain, kMask, kZeroReward };

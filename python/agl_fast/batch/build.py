@@ -70,6 +70,5 @@ def build_batch(
         tokenizer=tokenizer,
         device=device,
     )
-    for rollout in rollouts:
-        builder.add(rollout)
+    builder.add_many(rollouts)
     return builder.finish()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,20 +113,32 @@ class BatchBuilder:
             TypeError, ValueError: a field is wrong; the message names the rollout, call, field,
                 index and value. ValueError: its rollout_id is already in this batch.
         """
-        rollout_id = rollout.rollout_id
-        if rollout_id in self._pending:
-            raise ValueError(f"rollout {rollout_id!r} is already in this batch")
-        reward = final_reward(rollout_id, rollout.reward, rollout.calls)
-        self._planner.add(rollout_id, rollout.calls)
-        self._pending[rollout_id] = _Pending(
-            rollout_id,
-            rollout.data_id,
-            reward,
-            len(rollout.calls),
-            rollout.status,
-            len(self._pending),
-            open=False,
-        )
+        self.add_many([rollout])
+
+    def add_many(self, rollouts: Iterable[Rollout]) -> None:
+        """Plan many rollouts at once, on several threads. On an error the builder is as before.
+
+        Raises:
+            TypeError, ValueError: as for ``add``.
+        """
+        added: dict[str, _Pending] = {}
+        calls: list[Sequence[Call]] = []
+        for rollout in rollouts:
+            rollout_id = rollout.rollout_id
+            if rollout_id in self._pending or rollout_id in added:
+                raise ValueError(f"rollout {rollout_id!r} is already in this batch")
+            added[rollout_id] = _Pending(
+                rollout_id,
+                rollout.data_id,
+                final_reward(rollout_id, rollout.reward, rollout.calls),
+                len(rollout.calls),
+                rollout.status,
+                len(self._pending) + len(added),
+                open=False,
+            )
+            calls.append(rollout.calls)
+        self._planner.add_many(list(added), calls)
+        self._pending |= added
 
     def add_call(
         self,
