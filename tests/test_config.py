@@ -18,6 +18,7 @@ from agl_fast.verl.config_keys import AgentLightningKeys
 from agl_fast.verl.config_types import check_types
 from agl_fast.verl.cpu_defaults import cpu_defaults
 from agl_fast.verl.renamed_keys import leaves
+from agl_fast.verl.tool_parsers import tool_options
 from verl_settings import DOCUMENTED, documented
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of verl, vLLM and what they import
@@ -268,6 +269,14 @@ def test_multi_turn_format_becomes_vllms_tool_parser(
     assert vllm.tool_call_parser == parser
     assert vllm.get("enable_auto_tool_choice") == (None if parser is None else True)
     assert vllm.block_size == 16
+
+
+def test_every_format_that_verl_names_has_a_parser() -> None:
+    from verl.experimental.agent_loop.tool_parser import ToolParser
+
+    assert {"hermes", "gpt-oss"} <= set(ToolParser._registry)
+    for multi_turn_format in ToolParser._registry:
+        assert tool_options(multi_turn_format)["enable_auto_tool_choice"] is True
 
 
 def test_loss_is_scaled_by_the_configured_width() -> None:

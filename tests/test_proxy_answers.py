@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import json
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +12,6 @@ from agl_fast.verl.proxy.addresses import is_loopback, routable_address, url_hos
 from agl_fast.verl.proxy.answers import AnswerCollector, EventReader, NoTokenIdsError, read_answer
 from agl_fast.verl.proxy.fleet import Fleet
 from agl_fast.verl.proxy.recorder import RecordedCall, Recorder
-from agl_fast.verl.proxy.tool_parsers import VLLM_TOOL_PARSERS, vllm_tool_options
 
 EVENTS = [
     b"data: one\n\n",
@@ -135,19 +131,3 @@ def test_addresses():
     assert routable_address("example.org") == "example.org"
     assert routable_address("0.0.0.0") not in ("0.0.0.0", "")
     assert (url_host("::1"), url_host("10.0.0.1")) == ("[::1]", "10.0.0.1")
-
-
-def test_tool_parsers_exist():
-    # Read, as importing vLLM takes half a minute.
-    registry = Path(find_spec("vllm").origin).parent / "tool_parsers" / "__init__.py"
-    names = {node.value for node in ast.walk(ast.parse(registry.read_text())) if is_a_string(node)}
-    assert set(VLLM_TOOL_PARSERS.values()) <= names
-    assert vllm_tool_options("gpt-oss")["tool_call_parser"] == "openai"
-    assert vllm_tool_options("mistral") == {
-        "enable_auto_tool_choice": True,
-        "tool_call_parser": "mistral",
-    }
-
-
-def is_a_string(node):
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
