@@ -16,7 +16,7 @@ from agl_fast.verl.console import Console
 from agl_fast.verl.deadline import deadline
 from agl_fast.verl.rollouts import Sampling, run_tasks
 from agl_fast.verl.tiny_model import make_tiny_model
-from agl_fast.verl.trainer import RowTrainer
+from agl_fast.verl.trainer.row_trainer import RowTrainer
 from agl_fast.verl.two_call_task import TwoCallTask
 
 HEADER = (
@@ -126,7 +126,7 @@ def train_step(trainer: RowTrainer, tasks: Sequence[TwoCallTask], step: int) -> 
         trim=True,
     )
     with deadline(f"PPO step {step}", seconds.ppo_step):
-        update = trainer.train_on(batch)
+        update = trainer.train_on(batch, step=step)
     updated = time.monotonic()
     with deadline(f"weight sync of step {step}", seconds.weight_sync):
         trainer.checkpoint_manager.update_weights(step)

@@ -24,7 +24,7 @@ from verl.utils.config import validate_config
 
 from agl_fast.platform_cpu.registration import Registration, require_cpu
 from agl_fast.platform_cpu.workers import CpuActorRolloutRefWorker
-from agl_fast.verl.trainer import RowTrainer
+from agl_fast.verl.trainer.row_trainer import RowTrainer
 
 CONFIG = Path(__file__).with_name("quickstart.yaml")
 SERVER_CHECK_SECONDS = 60.0
