@@ -1,0 +1,220 @@
+"""From a checked configuration to a trained model: Ray, workers, servers, trainer, and their end.
+
+The loop runs in this process, Ray's driver: the store, the proxy and the rows are at hand, an error
+needs no trip through Ray, and a deadline can interrupt it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import ray
+from omegaconf import OmegaConf, open_dict
+from verl.trainer.ppo.ray_trainer import ResourcePoolManager
+from verl.trainer.ppo.utils import Role, create_rl_sampler, need_reference_policy
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.device import get_device_name
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+from agl_fast.platform_cpu.registration import require_cpu
+from agl_fast.verl.daemon import AgentModeDaemon
+from agl_fast.verl.leftovers import (
+    RUN_VARIABLE,
+    shared_memory_segments,
+    stop_processes_of_run,
+    unlink_abandoned_segments,
+)
+from agl_fast.verl.ray_cluster import Placements, ray_cluster
+from agl_fast.verl.trainer import AgentLightningTrainer
+from agl_fast.verl.trainer.datasets import Samples
+from agl_fast.verl.trainer.watch import watched
+
+START_SECONDS = 1800.0
+SERVER_CHECK_SECONDS = 60.0
+POOL = "global_pool"
+
+
+def run(
+    *,
+    config: Any,
+    train_dataset: Any,
+    val_dataset: Any = None,
+    store: Any,
+    llm_proxy: Any = None,
+    adapter: Any = None,
+    trainer_cls: type[Any] | None = None,
+    daemon_cls: type[Any] | None = None,
+) -> None:
+    """Train. Whatever happens, nothing of the run is left: no process, no shared memory.
+
+    Args:
+        config: as `agl_fast.verl.config.compose` gives it.
+        train_dataset, val_dataset: samples by index, with a length.
+        store, llm_proxy, adapter: Agent-lightning's.
+        trainer_cls, daemon_cls: None: `AgentLightningTrainer`, `AgentModeDaemon`.
+
+    Raises:
+        RuntimeError, TimeoutError: the message names what failed; its error is the cause.
+    """
+    config = config.copy()
+    OmegaConf.resolve(config)
+    with ExitStack() as ends:
+        ends.enter_context(outside_event_loop())
+        ends.enter_context(interruptible())
+        temporary = ends.enter_context(nothing_left_behind())
+        ends.enter_context(ray_cluster(config, temporary))
+        trainer = (trainer_cls or AgentLightningTrainer)(
+            store=store,
+            llm_proxy=llm_proxy,
+            adapter=adapter,
+            daemon_cls=daemon_cls or AgentModeDaemon,
+            **trainer_arguments(config, train_dataset, val_dataset),
+        )
+        ends.callback(end_actors, trainer)
+        with watched("starting the workers and servers", START_SECONDS, Placements()):
+            trainer.init_workers()
+            require_loadable_weights(trainer)
+        trainer.fit()
+
+
+def trainer_arguments(config: Any, train_dataset: Any, val_dataset: Any) -> dict[str, Any]:
+    """What verl's trainer is made of, for this machine."""
+    actor_worker, critic_worker = ActorRolloutRefWorker, TrainingWorker
+    if get_device_name() == "cpu":
+        # Only here: where there is an accelerator, these register engines for nothing.
+        from agl_fast.platform_cpu.workers import CpuActorRolloutRefWorker, CpuTrainingWorker
+
+        require_cpu()
+        actor_worker, critic_worker = CpuActorRolloutRefWorker, CpuTrainingWorker
+
+    lora = config.actor_rollout_ref.model
+    is_lora = max(lora.get("lora", {}).get("rank", 0), lora.get("lora_rank", 0)) > 0
+    reference_in_actor = is_lora or lora.get("lora_adapter_path") is not None
+    actor_role = Role.ActorRollout
+    if need_reference_policy(config) and not reference_in_actor:
+        actor_role = Role.ActorRolloutRef
+    workers = {actor_role: ray.remote(actor_worker), Role.Critic: ray.remote(critic_worker)}
+    with open_dict(config):  # as verl's own task runner: there is no pool of its own
+        config.reward.reward_model.nnodes = config.trainer.nnodes
+        config.reward.reward_model.n_gpus_per_node = config.trainer.n_gpus_per_node
+
+    model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
+    samples = Samples(train_dataset)
+    return {
+        "config": config,
+        "tokenizer": model.tokenizer,
+        "processor": model.processor,
+        "role_worker_mapping": workers,
+        "resource_pool_manager": ResourcePoolManager(
+            resource_pool_spec={POOL: [config.trainer.n_gpus_per_node] * config.trainer.nnodes},
+            mapping=dict.fromkeys(workers, POOL),
+        ),
+        "train_dataset": samples,
+        "val_dataset": None if val_dataset is None else Samples(val_dataset),
+        "train_sampler": create_rl_sampler(config.data, samples),
+    }
+
+
+def require_loadable_weights(trainer: Any) -> None:
+    """On a CPU: raise where a server could not take new weights, or a worker lacks an engine."""
+    if get_device_name() != "cpu":
+        return
+    trainer.actor_rollout_wg.registration()
+    servers = trainer.llm_server_manager.server_handles
+    ray.get(
+        [server.collective_rpc.remote("require_loadable_weights") for server in servers],
+        timeout=SERVER_CHECK_SECONDS,
+    )
+
+
+def end_actors(trainer: Any) -> None:
+    """End the trainer's actors and give their places back, in a cluster that stays, too."""
+    manager = getattr(trainer, "llm_server_manager", None)
+    actors = list(manager.server_handles) if manager is not None else []
+    for group in ("actor_rollout_wg", "critic_wg"):
+        if hasattr(trainer, group):
+            actors += getattr(trainer, group).workers
+    for actor in actors:
+        ray.kill(actor)
+    for pool in trainer.resource_pool_manager.resource_pool_dict.values():
+        for placement in pool.pgs or []:
+            ray.util.remove_placement_group(placement)
+
+
+@contextmanager
+def outside_event_loop() -> Iterator[None]:
+    """Hide the running event loop.
+
+    Agent-lightning's Trainer calls a synchronous algorithm inside its loop, which stands still
+    meanwhile. verl, where it finds a loop running, waits on threads that no signal interrupts.
+    """
+    running = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(running)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the run here, so that it cleans up.
+
+    The first Ctrl-C only asks a running event loop to cancel its task, and ours stands still.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    previous = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def nothing_left_behind() -> Iterator[Path]:
+    """Mark the processes of the run; afterwards end those that are left and free their memory.
+
+    Yields:
+        A temporary folder with a short path, as Ray's sockets need it.
+
+    Raises:
+        RuntimeError: naming the processes or segments that could not be removed.
+    """
+    run_id = uuid4().hex
+    segments_before = shared_memory_segments()
+    temporary = Path(tempfile.mkdtemp(prefix="agl-"))
+    of_run = {RUN_VARIABLE: run_id, "TMPDIR": str(temporary)}
+    before = {name: os.environ.get(name) for name in of_run}
+    os.environ.update(of_run)
+    try:
+        yield temporary
+    finally:
+        left = stop_processes_of_run(run_id) + unlink_abandoned_segments(segments_before)
+        shutil.rmtree(temporary, ignore_errors=True)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        if left:
+            raise RuntimeError(f"left behind: {', '.join(left)}")

@@ -1,0 +1,92 @@
+"""The Ray cluster of a run: one of its own, or one that is there."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from omegaconf import OmegaConf
+from ray.util.placement_group import placement_group_table
+from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+PLACEMENT_SECONDS = 120.0
+# Of a cluster that is there already, these are decided.
+_OF_A_NEW_CLUSTER = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
+
+
+@contextmanager
+def ray_cluster(config: Any, folder: Path) -> Iterator[None]:
+    """Connect to Ray and disconnect at the end, unless the caller is connected already.
+
+    A cluster that is there (`ray_kwargs.ray_init.address`, or RAY_ADDRESS) is used, and stays.
+
+    Args:
+        config: the whole configuration, resolved.
+        folder: for the files of a cluster that is started here; a short path.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    options = _init_options(config, folder)
+    ray.init(**options)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _init_options(config: Any, folder: Path) -> dict[str, Any]:
+    options = OmegaConf.to_container(config.ray_kwargs.get("ray_init", {}), resolve=True)
+    assert isinstance(options, dict)
+    options = {name: value for name, value in options.items() if value is not None}
+    environment = OmegaConf.merge(
+        get_ppo_ray_runtime_env(config), options.pop("runtime_env", None) or {}
+    )
+    options["runtime_env"] = OmegaConf.to_container(environment)
+    if options.get("address") or os.environ.get("RAY_ADDRESS"):
+        return {k: v for k, v in options.items() if k not in _OF_A_NEW_CLUSTER}
+    # Not one that happens to run on this machine.
+    return {"address": "local", "_temp_dir": str(folder), "logging_level": "WARNING", **options}
+
+
+class Placements:
+    """Raises once a placement group has not found its resources for `PLACEMENT_SECONDS`."""
+
+    def __init__(self) -> None:
+        self._waiting_since: dict[str, float] = {}
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        for group_id, group in placement_group_table().items():
+            if group["state"] != "PENDING":
+                self._waiting_since.pop(group_id, None)
+                continue
+            since = self._waiting_since.setdefault(group_id, now)
+            if now - since > PLACEMENT_SECONDS:
+                raise RuntimeError(
+                    f"Ray has found no place for {dict(_total(group))} within "
+                    f"{PLACEMENT_SECONDS:g} s; {_missing(_total(group))}"
+                )
+
+
+def _total(group: dict[str, Any]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for bundle in group["bundles"].values():
+        total.update(bundle)
+    return total
+
+
+def _missing(wanted: Counter[str]) -> str:
+    available, all_there = ray.available_resources(), ray.cluster_resources()
+    missing = [
+        f"{name}: {amount:g} wanted, {available.get(name, 0):g} free of {all_there.get(name, 0):g}"
+        for name, amount in wanted.items()
+        if amount > available.get(name, 0)
+    ]
+    return f"missing is {'; '.join(missing)}" if missing else "no node has all of it"

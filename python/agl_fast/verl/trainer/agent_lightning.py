@@ -1,0 +1,318 @@
+"""`AgentLightningTrainer`: verl's trainer, whose rollouts are agents' runs."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pprint import pprint
+from typing import Any
+
+from numpy.typing import NDArray
+from omegaconf import OmegaConf
+from tqdm import tqdm
+from verl import DataProto
+from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.utils.tracking import Tracking
+
+import agl_fast
+from agl_fast.verl.daemon import AgentModeDaemon, ValidatedRollout, validation_metrics
+from agl_fast.verl.trainer.datasets import columns_of, repeated
+from agl_fast.verl.trainer.step import PpoStep, check_config, ppo_step
+from agl_fast.verl.trainer.watch import ServersAlive, sync_seconds, watched
+from agl_fast.verl.trainer.workers import WorkerGroups
+
+UPDATE_SECONDS = 4 * 3600.0
+CHECKPOINT_SECONDS = 3600.0
+
+
+class AgentLightningTrainer(RayPPOTrainer):
+    """Trains the model behind an agent.
+
+    A step: the daemon runs the samples through the agents, their calls come back as rows,
+    `ppo_step` learns from them, the servers get the new weights. A subclass may replace any of
+    `sample`, `learn`, `sync_weights` and `validate`.
+
+    Args:
+        store, llm_proxy, adapter: Agent-lightning's, for the daemon.
+        daemon_cls: makes the daemon; `AgentModeDaemon`, or a class with its methods.
+        train_dataset, val_dataset: samples as dictionaries, by index. Without a val_dataset there
+            is no validation.
+        arguments: of verl's RayPPOTrainer.
+
+    Raises:
+        ValueError: the configuration asks for what would be computed wrongly.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        llm_proxy: Any,
+        adapter: Any,
+        daemon_cls: type[Any] = AgentModeDaemon,
+        *,
+        train_dataset: Any,
+        val_dataset: Any = None,
+        **arguments: Any,
+    ) -> None:
+        check_config(arguments["config"])
+        arguments.setdefault("collate_fn", columns_of)
+        self.store = store
+        self.llm_proxy = llm_proxy
+        self.adapter = adapter
+        self.daemon_cls = daemon_cls
+        self.validates = val_dataset is not None
+        super().__init__(
+            train_dataset=train_dataset,
+            # verl's data loader wants one.
+            val_dataset=val_dataset if self.validates else train_dataset,
+            **arguments,
+        )
+        self.global_steps = 0
+
+    def fit(self) -> None:
+        """Train until the last step, or only validate (`trainer.val_only`).
+
+        Raises:
+            PolicyMismatchError: the servers sample with other weights than the actor's.
+            RuntimeError: a server or worker died; its error is the cause.
+            TimeoutError: something took too long.
+        """
+        self.servers_alive = ServersAlive(
+            self.llm_server_manager.get_addresses(), self.llm_server_manager.server_handles
+        )
+        self.tracking = Tracking(
+            project_name=self.config.trainer.project_name,
+            experiment_name=self.config.trainer.experiment_name,
+            default_backend=self.config.trainer.logger,
+            config=OmegaConf.to_container(self.config, resolve=True),
+        )
+        exit_code = 1
+        try:
+            self.global_steps = 0
+            with watched("loading the checkpoint", CHECKPOINT_SECONDS):
+                self._load_checkpoint()
+            self.sync_weights()
+            self.agent_mode_daemon = self.make_daemon()
+            self.agent_mode_daemon.start()
+            try:
+                self._fit()
+            finally:
+                if hasattr(self.agent_mode_daemon, "stop"):
+                    self.agent_mode_daemon.stop()
+            exit_code = 0
+        finally:
+            self._shutdown_dump_executor()
+            self.tracking.finish(exit_code=exit_code)
+
+    def _fit(self) -> None:
+        trainer = self.config.trainer
+        if self.validates and (trainer.val_before_train or trainer.val_only):
+            metrics = self.validate()
+            pprint(f"Initial validation metrics: {metrics}")
+            self.tracking.log(data=metrics, step=self.global_steps)
+        if trainer.val_only:
+            return
+        first_epoch = self.global_steps // len(self.train_dataloader)
+        with tqdm(
+            total=self.total_training_steps, initial=self.global_steps, desc="Training Progress"
+        ) as progress:
+            for epoch in range(first_epoch, trainer.total_epochs):
+                for columns in self.train_dataloader:
+                    if self.global_steps >= self.total_training_steps:
+                        return
+                    self.global_steps += 1
+                    metrics = self._train_step(columns)
+                    metrics |= {
+                        "training/global_step": self.global_steps,
+                        "training/epoch": epoch,
+                    }
+                    self.tracking.log(data=metrics, step=self.global_steps)
+                    progress.update(1)
+
+    def _train_step(self, columns: dict[str, NDArray[Any]]) -> dict[str, float]:
+        trainer = self.config.trainer
+        is_last = self.global_steps >= self.total_training_steps
+        seconds: dict[str, float] = {}
+        with _timed("step", seconds):
+            with _timed("gen", seconds):
+                batch, metrics = self.sample(columns)
+            step = self.learn(batch, n_rollouts=self._n_rollouts(columns))
+            if trainer.save_freq > 0 and (is_last or self.global_steps % trainer.save_freq == 0):
+                with (
+                    _timed("save_checkpoint", seconds),
+                    watched("saving the checkpoint", CHECKPOINT_SECONDS),
+                ):
+                    self._save_checkpoint()
+            with _timed("update_weights", seconds):
+                self.sync_weights()
+        if (
+            self.validates
+            and trainer.test_freq > 0
+            and (is_last or self.global_steps % trainer.test_freq == 0)
+        ):
+            with _timed("testing", seconds):
+                validated = self.validate()
+            metrics |= validated
+            if is_last:
+                pprint(f"Final validation metrics: {validated}")
+        seconds |= step.seconds
+        return metrics | step.metrics | self._timing_metrics(step.rows, seconds)
+
+    def sample(self, columns: dict[str, NDArray[Any]]) -> tuple[agl_fast.Batch, dict[str, float]]:
+        """Run the samples through the agents.
+
+        Returns:
+            Their rows, and `training/*`.
+        """
+        self._run_agents(columns, is_train=True)
+        aggregator = self.config.agentlightning.trace_aggregator
+        limits = self.config.data
+        widths = (limits.max_prompt_length, limits.max_response_length)
+        if aggregator.level.startswith("trajectory"):
+            widths = (
+                aggregator.trajectory_max_prompt_length,
+                aggregator.trajectory_max_response_length,
+            )
+        daemon = self.agent_mode_daemon
+        rows, metrics = daemon.get_train_data_batch(
+            max_prompt_length=widths[0],
+            max_response_length=widths[1],
+            device="cpu",
+            global_steps=self.global_steps,
+        )
+        # A subclass of the daemon may have changed the rows.
+        batch = replace(
+            daemon.last_batch,
+            tensors=dict(rows.batch.items()),
+            columns=dict(rows.non_tensor_batch),
+        )
+        daemon.clear_data_and_server()
+        self.checkpoint_manager.sleep_replicas()
+        return batch, metrics
+
+    def learn(self, batch: agl_fast.Batch, *, n_rollouts: int) -> PpoStep:
+        """One `ppo_step`, with this trainer's workers."""
+        self.servers_alive.begin()
+        with watched(f"the update of step {self.global_steps}", UPDATE_SECONDS):
+            return ppo_step(
+                batch,
+                self.worker_groups(),
+                self.config,
+                n_rollouts=n_rollouts,
+                global_step=self.global_steps,
+                kl_controller=getattr(self, "kl_ctrl_in_reward", None),
+                update_actor=self.global_steps >= self.config.trainer.critic_warmup,
+            )
+
+    def worker_groups(self) -> WorkerGroups:
+        return WorkerGroups(
+            actor=self.actor_rollout_wg,
+            n_actor_ranks=self._get_dp_size(self.actor_rollout_wg, "actor"),
+            reference=self.ref_policy_wg if self.use_reference_policy else None,
+            reference_is_base_of_actor=self.ref_in_actor,
+            critic=self.critic_wg if self.use_critic else None,
+            n_critic_ranks=self._get_dp_size(self.critic_wg, "train") if self.use_critic else 1,
+        )
+
+    def sync_weights(self) -> None:
+        """Send the actor's weights to the servers, which wakes them up."""
+        what = f"the weight sync after step {self.global_steps}"
+        self.servers_alive.begin()
+        with watched(
+            what, sync_seconds(self.config.actor_rollout_ref.model.path), self.servers_alive
+        ):
+            self.checkpoint_manager.update_weights(self.global_steps)
+
+    def validate(self) -> dict[str, float]:
+        """Run all of val_dataset, `val_kwargs.n` rollouts a sample; `val/*` over all of them."""
+        validated: list[ValidatedRollout] = []
+        metrics: dict[str, float] = {}
+        n_batches = 0
+        for columns in self.val_dataloader:
+            times = self.config.actor_rollout_ref.rollout.val_kwargs.n
+            self._run_agents(repeated(columns, times), is_train=False)
+            metrics = self.agent_mode_daemon.get_test_metrics()
+            validated += self.agent_mode_daemon.validated_rollouts
+            n_batches += 1
+            self.agent_mode_daemon.clear_data_and_server()
+        # One batch: also what a subclass of the daemon makes of it.
+        return metrics if n_batches == 1 else validation_metrics(validated)
+
+    def make_daemon(self) -> Any:
+        """The daemon, made with Agent-lightning 0.3's keywords, and with ours if it takes them."""
+        ours = self.config.agentlightning
+        rollout = self.config.actor_rollout_ref.rollout
+        pad_token_id = self.tokenizer.pad_token_id
+        keywords: dict[str, Any] = {
+            "train_information": {
+                "model": self.config.actor_rollout_ref.model.path,
+                "temperature": rollout.temperature,
+                "top_p": rollout.top_p,
+                "top_k": rollout.top_k,
+            },
+            "tokenizer": self.tokenizer,
+            "mini_batch_size": self.config.actor_rollout_ref.actor.ppo_mini_batch_size,
+            "pad_token_id": self.tokenizer.eos_token_id if pad_token_id is None else pad_token_id,
+            "reward_fillna_value": ours.reward_fillna_value,
+            "llm_timeout_seconds": ours.llm_timeout_seconds,
+            "mode": "v1",
+            "llm_proxy": self.llm_proxy,
+            "store": self.store,
+            "adapter": self.adapter,
+            "processor": self.processor,
+            "image_base_dir": self.config.data.get("image_base_dir"),
+            "trace_aggregator": OmegaConf.to_container(ours.trace_aggregator, resolve=True),
+        }
+        further: dict[str, Any] = {
+            "rollout_deadline_seconds": ours.rollout_deadline_seconds,
+            "failed_rollouts": ours.failed_rollouts,
+            "sampling": ours.sampling,
+            "validation_sampling": {
+                name: rollout.val_kwargs[name] for name in ("temperature", "top_p", "top_k")
+            },
+            "max_tokens": self.config.data.max_response_length,
+            "proxy_settings": OmegaConf.to_container(ours.proxy, resolve=True),
+            "check": self.servers_alive,
+        }
+        return self.daemon_cls(
+            ours.port, rollout.n, **keywords, **_those_taken(self.daemon_cls, further)
+        )
+
+    def _run_agents(self, columns: Mapping[str, NDArray[Any]], *, is_train: bool) -> None:
+        daemon = self.agent_mode_daemon
+        daemon.policy_version = self.global_steps
+        self.servers_alive.begin()
+        daemon.set_up_data_and_server(
+            columns, self.llm_server_manager.get_addresses(), is_train=is_train
+        )
+        daemon.run_until_all_finished()
+
+    def _n_rollouts(self, columns: Mapping[str, NDArray[Any]]) -> int:
+        n_samples = max(len(column) for column in columns.values())
+        return n_samples * int(self.config.actor_rollout_ref.rollout.n)
+
+    def _timing_metrics(self, rows: DataProto, seconds: dict[str, float]) -> dict[str, float]:
+        metrics: dict[str, float] = compute_timing_metrics(batch=rows, timing_raw=seconds)
+        n_gpus = self.resource_pool_manager.get_n_gpus()
+        return metrics | compute_throughout_metrics(rows, timing_raw=seconds, n_gpus=n_gpus)
+
+
+def _those_taken(made: type[Any], keywords: dict[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(made).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return keywords
+    names = {parameter.name for parameter in parameters}
+    return {name: value for name, value in keywords.items() if name in names}
+
+
+@contextmanager
+def _timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        seconds[name] = seconds.get(name, 0.0) + time.monotonic() - start

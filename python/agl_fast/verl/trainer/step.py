@@ -1,0 +1,258 @@
+"""One PPO step on a batch of rows: a function of the batch and the workers, of no trainer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from verl import DataProto
+from verl.trainer.ppo.core_algos import agg_loss
+from verl.trainer.ppo.ray_trainer import apply_kl_penalty
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+
+import agl_fast
+from agl_fast.verl.trainer import workers as work
+from agl_fast.verl.trainer.advantages import (
+    OF_ROLLOUTS,
+    require_supported,
+    rollout_advantages,
+    row_advantages,
+    spread,
+)
+from agl_fast.verl.trainer.audit import audit, computes_exactly
+from agl_fast.verl.trainer.layout import Layout, count_mini_batches, lay_out, whole_rollouts
+from agl_fast.verl.trainer.metrics import data_metrics, in_all_rows
+from agl_fast.verl.trainer.workers import Rows, WorkerGroups
+
+_UPDATED_KEYS = (
+    "old_log_probs",
+    "ref_log_prob",
+    "values",
+    "advantages",
+    "returns",
+    "rollout_is_weights",
+    "response_mask",  # rollout correction may reject tokens
+)
+
+
+@dataclass(frozen=True)
+class PpoStep:
+    """What a step reports.
+
+    Attributes:
+        metrics: verl's `actor/*`, `critic/*`, `perf/*` and data metrics, and `training/*`.
+        rows: those that were trained, with what was computed for them.
+        seconds: by part of the step.
+    """
+
+    metrics: dict[str, float]
+    rows: DataProto
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def check_config(config: Any) -> None:
+    """Raise ValueError for settings that this step would get wrong."""
+    require_supported(str(config.algorithm.adv_estimator))
+    correction = config.algorithm.get("rollout_correction") or {}
+    if correction.get("bypass_mode"):
+        raise ValueError(
+            "algorithm.rollout_correction.bypass_mode=true: expected false, as the audit compares "
+            "the rollout's log-probs with the actor's"
+        )
+    if config.actor_rollout_ref.actor.get("calculate_sum_pi_squared", False):
+        raise ValueError("actor.calculate_sum_pi_squared=true: no supported estimator uses it")
+
+
+def ppo_step(
+    batch: agl_fast.Batch,
+    workers: WorkerGroups,
+    config: Any,
+    *,
+    n_rollouts: int,
+    global_step: int,
+    kl_controller: Any = None,
+    update_actor: bool = True,
+) -> PpoStep:
+    """Log-probs, advantages, critic and actor update.
+
+    Rows marked in `is_drop_mask` leave first; their rollouts still count in their groups. A
+    mini-batch is `ppo_mini_batch_size × rollout.n` rollouts with all their rows, so that the number
+    of optimiser steps follows from `n_rollouts`, not from how many rows they became.
+
+    Args:
+        config: the whole configuration, resolved.
+        n_rollouts: that were enqueued for this step, including those that gave no row.
+        global_step: seeds the shuffling of rollouts (`actor.shuffle`).
+        kl_controller: verl's, where `algorithm.use_kl_in_reward` is set.
+        update_actor: False while the critic warms up.
+
+    Raises:
+        PolicyMismatchError: the servers sample with other weights than the actor's.
+    """
+    seconds: dict[str, float] = {}
+    metrics: dict[str, float] = {}
+    kept = ~batch.tensors["is_drop_mask"].bool()
+    metrics["training/n_triplets_prompt_too_long"] = int((~kept).sum())
+    metrics["training/n_triplets_dropped_remainder"] = 0
+    tensors = {name: values[kept] for name, values in batch.tensors.items()}
+    columns = {name: values[kept.numpy()] for name, values in batch.columns.items()}
+    if not kept.any():
+        rows = DataProto.from_dict(tensors=tensors, non_tensors=columns)
+        rows.meta_info["global_token_num"] = [0]
+        return PpoStep(metrics | {"training/n_mini_batches": 0}, rows, seconds)
+
+    laid_out_rows = Rows(tensors, {"temperature": config.actor_rollout_ref.rollout.temperature})
+    metrics |= _infer(tensors, columns, laid_out_rows, workers, config, seconds)
+    with _timed("adv", seconds):
+        rows = DataProto.from_dict(tensors=tensors, non_tensors=columns)
+        rows, adv_metrics = _estimate(rows, batch.rollouts, config, kl_controller)
+        metrics |= adv_metrics
+    tensors = dict(rows.batch.items())
+    laid_out_rows.add({key: tensors[key] for key in _UPDATED_KEYS if key in tensors})
+
+    use_critic = workers.critic is not None
+    metrics |= data_metrics(
+        _before_processing(batch, kept, tensors), use_critic=use_critic, suffix="_before_processing"
+    )
+    metrics |= data_metrics(tensors, use_critic=use_critic, suffix="_after_processing")
+
+    dealer = _Dealer(columns["rollout_id_list"], laid_out_rows.lengths, n_rollouts, config)
+    if use_critic:
+        layout, size = dealer.deal(config.critic, workers.n_critic_ranks, global_step, fixed=False)
+        with _timed("update_critic", seconds):
+            metrics |= work.update_critic(laid_out_rows, layout, size, workers, config)
+    if update_actor:
+        actor = config.actor_rollout_ref.actor
+        layout, size = dealer.deal(actor, workers.n_actor_ranks, global_step, fixed=True)
+        metrics["training/n_mini_batches"] = layout.n_mini_batches
+        metrics["training/n_filler_rows"] = layout.n_fillers
+        with _timed("update_actor", seconds):
+            metrics |= work.update_actor(laid_out_rows, layout, size, workers, config)
+    rows.meta_info["global_token_num"] = laid_out_rows.lengths
+    return PpoStep(metrics, rows, seconds)
+
+
+def _infer(
+    tensors: dict[str, torch.Tensor],
+    columns: Mapping[str, Any],
+    rows: Rows,
+    workers: WorkerGroups,
+    config: Any,
+    seconds: dict[str, float],
+) -> dict[str, float]:
+    """Add old_log_probs, ref_log_prob and values to `tensors`, and audit the first."""
+    actor = config.actor_rollout_ref.actor
+    with _timed("old_log_prob", seconds):
+        policy, mfu = work.policy_log_probs(rows, workers, config)
+    entropy = agg_loss(
+        loss_mat=policy.pop("entropys"),
+        loss_mask=tensors["response_mask"],
+        loss_agg_mode=actor.loss_agg_mode,
+        loss_scale_factor=actor.loss_scale_factor,
+    )
+    metrics = {
+        "actor/entropy": float(entropy),
+        "actor/entropy_loss": float(entropy),  # its name in Agent-lightning 0.3
+        "perf/mfu/actor_infer": mfu,
+    }
+    tensors |= policy
+    found = audit(
+        tensors.get("rollout_log_probs"),
+        tensors["old_log_probs"],
+        tensors["response_mask"],
+        torch.from_numpy(np.asarray(columns["has_rollout_log_probs"], dtype=bool)),
+    )
+    found.require_same_policy(exact=computes_exactly(config))
+    metrics |= found.metrics
+    if workers.reference is not None:
+        with _timed("ref", seconds):
+            tensors |= work.reference_log_probs(rows, workers, config)
+    if workers.critic is not None:
+        with _timed("values", seconds):
+            tensors |= work.critic_values(rows, workers)
+    return metrics
+
+
+def _estimate(
+    rows: DataProto, rollouts: list[agl_fast.RolloutEntry], config: Any, kl_controller: Any
+) -> tuple[DataProto, dict[str, float]]:
+    """Add token_level_rewards, advantages and returns."""
+    algorithm = config.algorithm
+    metrics: dict[str, float] = {}
+    scores = rows.batch["token_level_scores"]
+    rows.batch["token_level_rewards"] = scores
+    if algorithm.use_kl_in_reward:
+        rows, metrics = apply_kl_penalty(rows, kl_controller, algorithm.kl_penalty)
+    correction = algorithm.get("rollout_correction")
+    if correction is not None and "rollout_log_probs" in rows.batch:
+        # A row without log-probs of its own is taken as sampled by the actor.
+        unknown = ~torch.from_numpy(rows.non_tensor_batch["has_rollout_log_probs"].astype(bool))
+        rows.batch["rollout_log_probs"][unknown] = rows.batch["old_log_probs"][unknown]
+        rows, found = compute_rollout_correction_and_add_to_batch(rows, correction)
+        metrics |= found
+    if str(algorithm.adv_estimator) not in OF_ROLLOUTS:
+        advantages, returns = row_advantages(rows, algorithm)
+    else:
+        of_row = rows.non_tensor_batch["rollout_id_list"]
+        taken_off: dict[str, float] = {}
+        penalties = (scores - rows.batch["token_level_rewards"]).sum(dim=1).tolist()
+        for rollout_id, penalty in zip(of_row, penalties, strict=True):
+            taken_off[rollout_id] = taken_off.get(rollout_id, 0.0) + penalty
+        of_rollout = rollout_advantages(rollouts, algorithm, taken_off)
+        advantages = spread(of_rollout, of_row, rows.batch["response_mask"])
+        returns = advantages
+    rows.batch["advantages"], rows.batch["returns"] = advantages, returns
+    return rows, metrics
+
+
+def _before_processing(
+    batch: agl_fast.Batch, kept: torch.Tensor, tensors: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """All rows; what the marked ones have not got does not count."""
+    before = dict(batch.tensors)
+    before["token_level_rewards"] = before["token_level_scores"].clone()
+    before["token_level_rewards"][kept] = tensors["token_level_rewards"]
+    before["response_mask"] = batch.tensors["response_mask"] * kept[:, None]
+    return before | in_all_rows(kept, tensors, ("advantages", "returns", "values"))
+
+
+class _Dealer:
+    """Deals rollouts out to mini-batches, as the actor's or the critic's settings say."""
+
+    def __init__(self, rollout_of_row: Any, lengths: list[int], n_rollouts: int, config: Any):
+        self._rollout_of_row = rollout_of_row
+        self._lengths = lengths
+        self._n_rollouts = n_rollouts
+        self._group_size = config.actor_rollout_ref.rollout.n
+
+    def deal(self, part: Any, n_ranks: int, global_step: int, *, fixed: bool) -> tuple[Layout, int]:
+        """A layout, and how many rollouts make up a full mini-batch.
+
+        Args:
+            fixed: micro-batches are of a fixed size where `use_dynamic_bsz` is not set.
+        """
+        size = part.ppo_mini_batch_size * self._group_size
+        mini_batches = whole_rollouts(
+            self._rollout_of_row,
+            count_mini_batches(self._n_rollouts, size),
+            seed=part.data_loader_seed + global_step if part.shuffle else None,
+        )
+        multiple = 1
+        if fixed and not part.use_dynamic_bsz:
+            multiple = part.ppo_micro_batch_size_per_gpu
+        layout = lay_out(mini_batches, self._lengths, n_ranks=n_ranks, multiple=multiple)
+        return layout, size
+
+
+@contextmanager
+def _timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        seconds[name] = time.monotonic() - start

@@ -1,0 +1,145 @@
+"""Waits that end when time is up, or when what they wait for has died."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ray
+
+from agl_fast.verl.deadline import deadline
+
+CHECK_SECONDS = 2.0
+# A server is given up when it has not answered for so long. On a busy machine it may be slow.
+SILENT_SECONDS = 45.0
+ANSWER_SECONDS = 10.0
+# The slowest way weights are expected to take to the servers.
+BYTES_PER_SECOND = 50e6
+SYNC_SECONDS = 60.0
+SYNC_SECONDS_UNKNOWN_SIZE = 1800.0
+
+
+@contextmanager
+def watched(what: str, seconds: float, check: Callable[[], None] | None = None) -> Iterator[None]:
+    """Interrupt the block when it takes too long, or when `check` raises.
+
+    On another thread than the main one nothing can interrupt it, and it is only run.
+
+    Args:
+        what: names the block in errors.
+        check: called every few seconds on a thread of its own.
+
+    Raises:
+        TimeoutError: the block took longer than `seconds`.
+        RuntimeError: `check` raised; its error is the cause.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    watcher = _Watcher(check)
+    try:
+        with deadline(what, seconds):
+            watcher.start()
+            try:
+                yield
+            finally:
+                watcher.stop()
+    except TimeoutError:
+        if watcher.found is None:
+            raise
+        raise RuntimeError(f"{what}: {watcher.found}") from watcher.found
+    except Exception as error:
+        if watcher.found is not None and watcher.found is not error:
+            raise RuntimeError(f"{what}: {watcher.found}") from error
+        raise
+
+
+class _Watcher:
+    def __init__(self, check: Callable[[], None] | None) -> None:
+        self.found: Exception | None = None
+        self._check = check
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._watch, name="agl_fast-watch", daemon=True)
+
+    def start(self) -> None:
+        if self._check is not None:
+            self._thread.start()
+
+    def stop(self) -> None:
+        with self._lock:  # no interrupt after the block
+            self._stopped.set()
+
+    def _watch(self) -> None:
+        assert self._check is not None
+        main_thread = threading.main_thread().ident
+        assert main_thread is not None
+        while not self._stopped.wait(CHECK_SECONDS):
+            try:
+                self._check()
+            except Exception as error:
+                with self._lock:
+                    if not self._stopped.is_set():
+                        self.found = error
+                        signal.pthread_kill(main_thread, signal.SIGALRM)  # ends the deadline
+                return
+
+
+class ServersAlive:
+    """Raises once a vLLM server is dead or has been silent for too long.
+
+    Args:
+        addresses: `host:port` of each server.
+        handles: their Ray actors.
+    """
+
+    def __init__(self, addresses: Sequence[str], handles: Sequence[Any]) -> None:
+        self._servers = list(zip(addresses, handles, strict=True))
+        self._answered_at: dict[str, float] = {}
+        # Its own addresses only: no proxy of the environment is asked.
+        self._client = httpx.Client(timeout=ANSWER_SECONDS, trust_env=False)
+
+    def __call__(self) -> None:
+        for address, handle in self._servers:
+            since = self._answered_at.setdefault(address, time.monotonic())
+            try:
+                self._client.get(f"http://{address}/health").raise_for_status()
+            except httpx.HTTPError as error:
+                _require_living_actor(address, handle)
+                if isinstance(error, httpx.HTTPStatusError):
+                    raise RuntimeError(f"vLLM server {address} is dead: {error}") from error
+                if time.monotonic() - since > SILENT_SECONDS:
+                    raise RuntimeError(
+                        f"vLLM server {address} has not answered for {SILENT_SECONDS:g} s: "
+                        f"{error!r}"
+                    ) from error
+            else:
+                self._answered_at[address] = time.monotonic()
+
+    def begin(self) -> None:
+        """Start anew after a time in which nobody asked."""
+        self._answered_at.clear()
+
+
+def _require_living_actor(address: str, handle: Any) -> None:
+    try:
+        ray.get(handle.__ray_ready__.remote(), timeout=ANSWER_SECONDS)
+    except ray.exceptions.RayActorError as error:
+        raise RuntimeError(f"vLLM server {address} is dead: {error}") from error
+    except ray.exceptions.GetTimeoutError:
+        return  # busy, not dead
+
+
+def sync_seconds(model: str) -> float:
+    """How long sending a model's weights to the servers may take."""
+    folder = Path(model)
+    if not folder.is_dir():
+        return SYNC_SECONDS_UNKNOWN_SIZE
+    n_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return SYNC_SECONDS + n_bytes / BYTES_PER_SECOND
