@@ -60,8 +60,7 @@ def build_reusing(
     builder = agl_fast.BatchBuilder(**build_options, reuse_buffers=True)
 
     def run() -> agl_fast.Batch:
-        for rollout in for_agl_fast(conversations):
-            builder.add(rollout)
+        builder.add_many(for_agl_fast(conversations))
         return builder.finish()
 
     return run
