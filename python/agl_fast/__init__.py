@@ -27,14 +27,20 @@ if TYPE_CHECKING:
         pad_right,
     )
     from agl_fast.ops.parse import parse_token_ids
+    from agl_fast.verl.daemon import AgentModeDaemon
+    from agl_fast.verl.proxy import LLMProxy
+    from agl_fast.verl.trainer import AgentLightningTrainer
 
 __all__ = [
     "VERL",
     "Accounting",
+    "AgentLightningTrainer",
+    "AgentModeDaemon",
     "Batch",
     "BatchBuilder",
     "Call",
     "EmptyBatchError",
+    "LLMProxy",
     "Mismatch",
     "Rollout",
     "RolloutEntry",
@@ -50,6 +56,9 @@ __all__ = [
 
 # Loaded on first use: importing agl_fast loads neither numpy nor torch.
 _HOMES = {
+    "AgentLightningTrainer": "agl_fast.verl.trainer",
+    "AgentModeDaemon": "agl_fast.verl.daemon",
+    "LLMProxy": "agl_fast.verl.proxy",
     "VERL": "agl_fast.algorithm",
     "Accounting": "agl_fast.batch.accounting",
     "Batch": "agl_fast.batch.batch",
