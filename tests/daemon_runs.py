@@ -20,8 +20,35 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # litellm's
     import agentlightning
+    from agentlightning.adapter.triplet import LlmProxyTraceToTriplet, TracerTraceToTriplet
+    from agentlightning.types import SpanCoreFields, TraceStatus, Triplet
+    from agentlightning.utils.otlp import LightningStoreOTLPExporter
 
-    from agl_fast.verl.daemon import AgentModeDaemon
+    from agl_fast.verl.daemon import (
+        AgentModeDaemon,
+        ValidatedRollout,
+        store_access,
+        validation_metrics,
+    )
+    from agl_fast.verl.daemon.loop_thread import LoopThread
+    from agl_fast.verl.span_export import send_spans_to_the_store
+
+# Tests take these from here, where their import makes no noise.
+__all__ = [
+    "AgentModeDaemon",
+    "LightningStoreOTLPExporter",
+    "LlmProxyTraceToTriplet",
+    "LoopThread",
+    "SpanCoreFields",
+    "TraceStatus",
+    "TracerTraceToTriplet",
+    "Triplet",
+    "ValidatedRollout",
+    "agentlightning",
+    "send_spans_to_the_store",
+    "store_access",
+    "validation_metrics",
+]
 
 SECONDS = 20.0
 # The fake server's ids of an answer of the assistant that says "hello": the next prompt repeats it.

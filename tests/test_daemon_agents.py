@@ -7,9 +7,19 @@ import threading
 from contextlib import contextmanager
 
 import openai
+from aiohttp import web
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
 
-from daemon_runs import HELLO, SECONDS, agentlightning, daemon_bench
-from fake_openai_server import prompt_ids_of
+from daemon_runs import (
+    HELLO,
+    SECONDS,
+    LightningStoreOTLPExporter,
+    agentlightning,
+    daemon_bench,
+    send_spans_to_the_store,
+)
+from fake_openai_server import FakeOpenAIServer, prompt_ids_of
 from running_proxy import say
 
 
@@ -95,3 +105,24 @@ def test_class_agent_in_training_and_validation():
     assert metrics["training/reward"] == 0.25
     assert validation["val/reward"] == 0.75
     assert validation["val/turn_count"] == 2
+
+
+def test_spans_of_other_processes_go_to_the_store():
+    send_spans_to_the_store()
+    tracer = TracerProvider().get_tracer("test")
+    span = tracer.start_span("reward")
+    span.end()
+    received = []
+
+    class Store(FakeOpenAIServer):
+        async def _handle(self, http):
+            received.append((http.path, len(await http.read())))
+            return web.Response()
+
+    with Store() as store:
+        exporter = LightningStoreOTLPExporter()
+        exporter.enable_store_otlp(f"{store.url}/v1/traces", "ro-1", "at-1")
+        assert exporter.export([span]) is SpanExportResult.SUCCESS
+        exporter.shutdown()
+    assert [path for path, _ in received] == ["/v1/traces"]
+    assert received[0][1] > 0

@@ -9,9 +9,14 @@ import time
 import pytest
 
 import agl_fast
-from agl_fast.verl.daemon import store_access
-from agl_fast.verl.daemon.loop_thread import LoopThread
-from daemon_runs import HELLO, daemon_bench, new_store, scripted_runners
+from daemon_runs import (
+    HELLO,
+    LoopThread,
+    daemon_bench,
+    new_store,
+    scripted_runners,
+    store_access,
+)
 
 
 def second_fails(run) -> float:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import agl_fast
-from daemon_runs import HELLO, daemon_bench, new_store
+from daemon_runs import HELLO, AgentModeDaemon, daemon_bench, new_store
 from fake_openai_server import prompt_ids_of
 from running_proxy import say, wait_until
 
@@ -263,8 +263,6 @@ def test_samples_of_numpy_columns():
 
 
 def test_subclass_that_overrides_methods():
-    from agl_fast.verl.daemon import AgentModeDaemon
-
     class Doubled(AgentModeDaemon):
         def set_up_data_and_server(self, data, server_addresses, is_train=True):
             data = {name: [*column, *column] for name, column in data.items()}

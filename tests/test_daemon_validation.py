@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import types
 
-import agentlightning
 import pytest
-from agentlightning.adapter.triplet import LlmProxyTraceToTriplet, TracerTraceToTriplet
-from agentlightning.types import SpanCoreFields, TraceStatus, Triplet
 
-from agl_fast.verl.daemon import ValidatedRollout, validation_metrics
-from daemon_runs import HELLO, daemon_bench, new_daemon, new_store
+from daemon_runs import (
+    HELLO,
+    LlmProxyTraceToTriplet,
+    SpanCoreFields,
+    TracerTraceToTriplet,
+    TraceStatus,
+    Triplet,
+    ValidatedRollout,
+    agentlightning,
+    daemon_bench,
+    new_daemon,
+    new_store,
+    validation_metrics,
+)
 
 N = len(HELLO)
 

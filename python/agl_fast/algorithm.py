@@ -13,6 +13,10 @@ from agentlightning.algorithm import Algorithm
 from omegaconf import DictConfig
 
 from agl_fast.verl.config import compose
+from agl_fast.verl.span_export import send_spans_to_the_store
+
+# Here, because runner processes are forked from the one that makes the algorithm.
+send_spans_to_the_store()
 
 
 class VERL(Algorithm):

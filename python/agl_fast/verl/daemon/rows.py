@@ -94,8 +94,7 @@ class TrainingRows:
         if self._builder is None or limits != self._limits or not len(self._builder):
             self._limits = limits
             self._builder = self._new_builder(**limits)
-            for rollout in self._kept:
-                self._builder.add(rollout)
+            self._builder.add_many(self._kept)
         batch = self._builder.finish()
         if self._options["level"] == "transition" and not self._said_savings:
             self._said_savings = True
