@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from ray.util.placement_group import placement_group_table
 from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
+START_ATTEMPTS = 3
 PLACEMENT_SECONDS = 120.0
 # Of a cluster that is there already, these are decided.
 _OF_A_NEW_CLUSTER = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
@@ -33,12 +34,24 @@ def ray_cluster(config: Any, folder: Path) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    options = _init_options(config, folder)
-    ray.init(**options)
+    _start(_init_options(config, folder))
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _start(options: dict[str, Any]) -> None:
+    for attempt in range(1, START_ATTEMPTS + 1):
+        try:
+            ray.init(**options)
+            return
+        except Exception as error:  # Ray raises no other class
+            # It waits 30 s for its own processes, which a busy machine may not have started by
+            # then.
+            if attempt == START_ATTEMPTS or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
 
 
 def _init_options(config: Any, folder: Path) -> dict[str, Any]:

@@ -1,0 +1,282 @@
+"""`ppo_step` on verl's FSDP2 engine for the CPU, in this process, without Ray."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+import agl_fast
+import verl_trainer_imports  # noqa: F401
+from agl_fast.verl.config import compose
+from agl_fast.verl.tiny_model import make_tiny_model
+from agl_fast.verl.trainer import WorkerGroups, ppo_step
+
+# verl's, torch's and transformers' own.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+P, R = 24, 40
+N_GROUPS, GROUP_SIZE = 6, 2
+TEMPERATURE = 0.9
+
+
+class OneProcess:
+    """Stands for a worker group of one rank."""
+
+    def __init__(self, worker: Any) -> None:
+        self.worker = worker
+
+    def compute_log_prob(self, rows: Any) -> Any:
+        return self.worker.infer_batch(rows)
+
+    def update_actor(self, rows: Any) -> Any:
+        return self.worker.train_mini_batch(rows)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    make_tiny_model(folder, ["user\ncount apples"], max_length=P + R, seed=3)
+    return folder
+
+
+def configured(model: Path, **settings: Any) -> Any:
+    actor = {
+        "ppo_mini_batch_size": N_GROUPS,
+        "use_dynamic_bsz": True,
+        "ppo_max_token_len_per_gpu": 128,
+        "optim": {"lr": 0.0, "clip_grad": 1e9},
+        **settings,
+    }
+    composed = compose(
+        {
+            "algorithm": {"adv_estimator": "grpo"},
+            "data": {
+                "train_batch_size": N_GROUPS,
+                "max_prompt_length": P,
+                "max_response_length": R,
+            },
+            "actor_rollout_ref": {
+                "model": {"path": str(model), "enable_gradient_checkpointing": False},
+                "actor": actor,
+                "rollout": {
+                    "n": GROUP_SIZE,
+                    "temperature": TEMPERATURE,
+                    "log_prob_micro_batch_size_per_gpu": 3,
+                },
+            },
+        },
+        device="cpu",
+    )
+    OmegaConf.resolve(composed.config)
+    return composed.config
+
+
+@pytest.fixture(scope="module")
+def process_group() -> Iterator[None]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    of_rank = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "RAY_LOCAL_WORLD_SIZE": 1}
+    before = dict(os.environ)
+    os.environ.update({name: str(value) for name, value in of_rank.items()})
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.fixture
+def make_actor(process_group: None, model: Path) -> Any:
+    from functools import partial
+
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.config import TrainingWorkerConfig
+    from verl.workers.utils.losses import ppo_loss
+
+    from agl_fast.platform_cpu.workers import CpuTrainingWorker
+
+    def make(config: Any) -> WorkerGroups:
+        parts = config.actor_rollout_ref
+        actor = omega_conf_to_dataclass(parts.actor)
+        actor.model_config = omega_conf_to_dataclass(parts.model)
+        engine = actor.engine
+        engine.use_dynamic_bsz = actor.use_dynamic_bsz
+        engine.max_token_len_per_gpu = actor.ppo_max_token_len_per_gpu
+        engine.micro_batch_size_per_gpu = actor.ppo_micro_batch_size_per_gpu
+        engine.infer_max_token_len_per_gpu = parts.rollout.log_prob_max_token_len_per_gpu
+        engine.infer_micro_batch_size_per_gpu = parts.rollout.log_prob_micro_batch_size_per_gpu
+        worker = CpuTrainingWorker(
+            TrainingWorkerConfig(
+                model_type="language_model",
+                model_config=actor.model_config,
+                engine_config=engine,
+                optimizer_config=actor.optim,
+                checkpoint_config=actor.checkpoint,
+            )
+        )
+        worker.reset()
+        worker.set_loss_fn(partial(ppo_loss, config=actor))
+        return WorkerGroups(OneProcess(worker), 1)
+
+    return make
+
+
+def rollouts(seed: int = 0) -> list[agl_fast.Rollout]:
+    """Of one to three calls each; some continue, some rewrite, one has an overlong prompt."""
+    chances = random.Random(seed)
+
+    def ids(n: int) -> list[int]:
+        return [chances.randrange(1, 90) for _ in range(n)]
+
+    made = []
+    for number in range(N_GROUPS * GROUP_SIZE):
+        prompt = ids(chances.randrange(3, 9))
+        calls = []
+        for _ in range(chances.randrange(1, 4)):
+            call = agl_fast.Call(prompt, ids(chances.randrange(2, 6)))
+            calls.append(call)
+            continues = chances.random() < 0.7
+            prompt = [*prompt, *call.response_ids, *ids(3)] if continues else ids(5)
+        if number == 3:
+            calls.append(agl_fast.Call(ids(P + 4), ids(3)))
+        group = f"group {number // GROUP_SIZE}"
+        made.append(agl_fast.Rollout(f"rollout {number}", group, calls, chances.random()))
+    return made
+
+
+def batch_of(level: str, *, trim: bool = True) -> agl_fast.Batch:
+    return agl_fast.build_batch(
+        rollouts(),
+        level=level,
+        max_prompt_length=P,
+        max_response_length=R,
+        overlong_prompt="drop",
+        pad_token_id=0,
+        trim=trim,
+    )
+
+
+def take_step(batch: agl_fast.Batch, workers: WorkerGroups, config: Any) -> dict[str, float]:
+    taken = ppo_step(batch, workers, config, n_rollouts=len(batch.rollouts), global_step=1)
+    return taken.metrics
+
+
+def recorded_gradients(workers: WorkerGroups) -> list[torch.Tensor]:
+    """Filled with the gradient of every optimiser step from now on."""
+    engine = workers.actor.worker.engine
+    found: list[torch.Tensor] = []
+
+    def record(*_: Any) -> None:
+        gradients = (p.grad.full_tensor().flatten().double() for p in engine.module.parameters())
+        found.append(torch.cat(list(gradients)))
+
+    engine.optimizer.register_step_pre_hook(record)
+    return found
+
+
+def plain_gradient(model: Path, batch: agl_fast.Batch) -> torch.Tensor:
+    """Of -Σ advantage × log-prob over the trained tokens, divided by how many they are."""
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(model, attn_implementation="sdpa")
+    rewards: dict[str, list[float]] = {}
+    for rollout in batch.rollouts:
+        rewards.setdefault(rollout.data_id, []).append(rollout.reward)
+    of_rollout = {
+        rollout.rollout_id: (rollout.reward - torch.tensor(rewards[rollout.data_id]).mean())
+        / (torch.tensor(rewards[rollout.data_id]).std() + 1e-6)
+        for rollout in batch.rollouts
+    }
+    loss = torch.zeros(())
+    n_tokens = 0
+    for row, rollout_id in enumerate(batch.columns["rollout_id_list"]):
+        if batch.tensors["is_drop_mask"][row]:
+            continue
+        real = batch.tensors["attention_mask"][row].bool()
+        tokens = batch.tensors["input_ids"][row][real]
+        prompt_width = batch.tensors["prompts"].shape[1]
+        n_prompt = int(real[:prompt_width].sum())
+        mask = batch.tensors["response_mask"][row][: len(tokens) - n_prompt]
+        logits = plain(tokens[None]).logits[0, n_prompt - 1 : -1] / TEMPERATURE
+        log_probs = torch.log_softmax(logits, dim=-1)
+        chosen = log_probs.gather(1, tokens[n_prompt:, None])[:, 0]
+        loss = loss - of_rollout[rollout_id] * (chosen * mask).sum()
+        n_tokens += int(mask.sum())
+    (loss / n_tokens).backward()
+    return torch.cat([p.grad.flatten().double() for p in plain.parameters()])
+
+
+def relative_difference(first: torch.Tensor, second: torch.Tensor) -> float:
+    return float((first - second).norm() / second.norm())
+
+
+@pytest.mark.parametrize("level", ["transition", "trajectory"])
+def test_the_gradient_is_the_one_written_out(make_actor, model, level):
+    config = configured(model)
+    workers = make_actor(config)
+    gradients = recorded_gradients(workers)
+    batch = batch_of(level)
+    metrics = take_step(batch, workers, config)
+    assert metrics["training/n_triplets_prompt_too_long"] == 1
+    (gradient,) = gradients
+    assert relative_difference(gradient, plain_gradient(model, batch)) < 1e-5
+
+
+@pytest.mark.parametrize("loss_agg_mode", ["token-mean", "seq-mean-token-sum-norm"])
+def test_trimming_changes_no_gradient(make_actor, model, loss_agg_mode):
+    config = configured(model, loss_agg_mode=loss_agg_mode)
+    workers = make_actor(config)
+    gradients = recorded_gradients(workers)
+    for trim in (True, False):
+        take_step(batch_of("trajectory", trim=trim), workers, config)
+    assert gradients[0].norm() > 0
+    assert relative_difference(*gradients) < 1e-6
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("level", ["transition", "trajectory"])
+def test_three_mini_batches_are_three_optimiser_steps_at_every_level(
+    make_actor, model, level, epochs
+):
+    config = configured(
+        model,
+        ppo_mini_batch_size=2,
+        ppo_epochs=epochs,
+        use_dynamic_bsz=False,
+        ppo_micro_batch_size_per_gpu=2,
+    )
+    workers = make_actor(config)
+    gradients = recorded_gradients(workers)
+    scheduler = workers.actor.worker.engine.lr_scheduler
+    before = scheduler.last_epoch
+    metrics = take_step(batch_of(level), workers, config)
+    assert len(gradients) == 3 * epochs
+    assert metrics["training/n_mini_batches"] == 3
+    assert scheduler.last_epoch == before + 1
+
+
+def test_metrics_of_before_and_after_processing(make_actor, model):
+    config = configured(model)
+    workers = make_actor(config)
+    batch = batch_of("trajectory")
+    metrics = take_step(batch, workers, config)
+    kept = ~batch.tensors["is_drop_mask"]
+    lengths = batch.tensors["attention_mask"][:, batch.tensors["prompts"].shape[1] :].sum(dim=1)
+    for suffix, counted in (("before", torch.ones_like(kept)), ("after", kept)):
+        for name, value in (
+            ("response_length/mean", lengths[counted].double().mean()),
+            ("critic/score/mean", batch.tensors["token_level_scores"].sum(1)[counted].mean()),
+        ):
+            assert metrics[f"{name}_{suffix}_processing"] == pytest.approx(float(value))
+    for name in ("actor/grad_norm", "actor/entropy_loss", "actor/pg_loss", "perf/mfu/actor"):
+        assert name in metrics
