@@ -20,7 +20,6 @@ pytest.importorskip("psutil", reason="needs the extra [cpu]")
 pytest.importorskip("transformers", reason="needs the extra [cpu]")
 
 from agl_fast.verl import leftovers, two_call_task
-from agl_fast.verl.advantages import group_advantages, row_advantages
 from agl_fast.verl.deadline import deadline
 from agl_fast.verl.quickstart import require_rise
 from agl_fast.verl.tiny_model import make_tokenizer
@@ -100,37 +99,6 @@ def test_most_answers_return_as_the_ids_that_were_sampled() -> None:
 def ids(tokenizer: Any, messages: list[two_call_task.Message]) -> list[int]:
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def two_groups() -> agl_fast.Batch:
-    """Group a: rewards 1 and 0, the first in two rows. Group b: twice the same reward."""
-    call = agl_fast.Call([1, 2], [3, 4])
-    other_conversation = agl_fast.Call([9], [8])
-    return agl_fast.build_batch(
-        [
-            agl_fast.Rollout("a0", "a", [call, other_conversation], 1.0),
-            agl_fast.Rollout("a1", "a", [call], 0.0),
-            agl_fast.Rollout("b0", "b", [call], 0.7),
-            agl_fast.Rollout("b1", "b", [call], 0.7),
-        ],
-        max_prompt_length=4,
-        max_response_length=4,
-        pad_token_id=0,
-        trim=True,
-    )
-
-
-def test_a_group_counts_rollouts_not_rows() -> None:
-    advantages = group_advantages(two_groups().rollouts)
-    assert advantages["a0"] == pytest.approx(1.0, abs=1e-4)
-    assert advantages["a1"] == pytest.approx(-1.0, abs=1e-4)
-    assert advantages["b0"] == advantages["b1"] == pytest.approx(0.0, abs=1e-4)
-
-
-def test_row_advantages_stand_on_trained_tokens() -> None:
-    rows = row_advantages(two_groups())
-    expected = [[1.0, 1.0], [1.0, 0.0], [-1.0, -1.0], [0.0, 0.0], [0.0, 0.0]]
-    assert rows.round(decimals=3).tolist() == expected
 
 
 def test_a_reward_that_does_not_rise_is_an_error() -> None:

@@ -206,10 +206,12 @@ def nothing_left_behind() -> Iterator[Path]:
     of_run = {RUN_VARIABLE: run_id, "TMPDIR": str(temporary)}
     before = {name: os.environ.get(name) for name in of_run}
     os.environ.update(of_run)
+    temporary_of_process, tempfile.tempdir = tempfile.tempdir, str(temporary)
     try:
         yield temporary
     finally:
         left = stop_processes_of_run(run_id) + unlink_abandoned_segments(segments_before)
+        tempfile.tempdir = temporary_of_process
         shutil.rmtree(temporary, ignore_errors=True)
         for name, value in before.items():
             if value is None:

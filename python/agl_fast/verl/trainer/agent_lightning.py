@@ -21,6 +21,7 @@ from verl.utils.tracking import Tracking
 import agl_fast
 from agl_fast.verl.daemon import AgentModeDaemon, ValidatedRollout, validation_metrics
 from agl_fast.verl.trainer.datasets import columns_of, repeated
+from agl_fast.verl.trainer.metrics import configured_widths
 from agl_fast.verl.trainer.step import PpoStep, check_config, ppo_step
 from agl_fast.verl.trainer.watch import ServersAlive, sync_seconds, watched
 from agl_fast.verl.trainer.workers import WorkerGroups
@@ -169,14 +170,7 @@ class AgentLightningTrainer(RayPPOTrainer):
             Their rows, and `training/*`.
         """
         self._run_agents(columns, is_train=True)
-        aggregator = self.config.agentlightning.trace_aggregator
-        limits = self.config.data
-        widths = (limits.max_prompt_length, limits.max_response_length)
-        if aggregator.level.startswith("trajectory"):
-            widths = (
-                aggregator.trajectory_max_prompt_length,
-                aggregator.trajectory_max_response_length,
-            )
+        widths = configured_widths(self.config)
         daemon = self.agent_mode_daemon
         rows, metrics = daemon.get_train_data_batch(
             max_prompt_length=widths[0],
@@ -296,9 +290,10 @@ class AgentLightningTrainer(RayPPOTrainer):
         return n_samples * int(self.config.actor_rollout_ref.rollout.n)
 
     def _timing_metrics(self, rows: DataProto, seconds: dict[str, float]) -> dict[str, float]:
-        metrics: dict[str, float] = compute_timing_metrics(batch=rows, timing_raw=seconds)
         n_gpus = self.resource_pool_manager.get_n_gpus()
-        return metrics | compute_throughout_metrics(rows, timing_raw=seconds, n_gpus=n_gpus)
+        metrics: dict[str, float] = compute_timing_metrics(batch=rows, timing_raw=seconds)
+        metrics.update(compute_throughout_metrics(rows, timing_raw=seconds, n_gpus=n_gpus))
+        return metrics
 
 
 def _those_taken(made: type[Any], keywords: dict[str, Any]) -> dict[str, Any]:

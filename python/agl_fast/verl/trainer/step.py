@@ -26,7 +26,7 @@ from agl_fast.verl.trainer.advantages import (
 )
 from agl_fast.verl.trainer.audit import audit, computes_exactly
 from agl_fast.verl.trainer.layout import Layout, count_mini_batches, lay_out, whole_rollouts
-from agl_fast.verl.trainer.metrics import data_metrics, in_all_rows
+from agl_fast.verl.trainer.metrics import configured_widths, data_metrics, in_all_rows
 from agl_fast.verl.trainer.workers import Rows, WorkerGroups
 
 _UPDATED_KEYS = (
@@ -116,10 +116,13 @@ def ppo_step(
     laid_out_rows.add({key: tensors[key] for key in _UPDATED_KEYS if key in tensors})
 
     use_critic = workers.critic is not None
-    metrics |= data_metrics(
-        _before_processing(batch, kept, tensors), use_critic=use_critic, suffix="_before_processing"
-    )
-    metrics |= data_metrics(tensors, use_critic=use_critic, suffix="_after_processing")
+    for suffix, counted in (
+        ("_before_processing", _before_processing(batch, kept, tensors)),
+        ("_after_processing", tensors),
+    ):
+        metrics |= data_metrics(
+            counted, configured_widths(config), use_critic=use_critic, suffix=suffix
+        )
 
     dealer = _Dealer(columns["rollout_id_list"], laid_out_rows.lengths, n_rollouts, config)
     if use_critic:
