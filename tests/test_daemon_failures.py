@@ -17,6 +17,7 @@ from daemon_runs import (
     scripted_runners,
     store_access,
 )
+from running_proxy import wait_until
 
 
 def second_fails(run) -> float:
@@ -246,6 +247,22 @@ def test_cleared_rollouts_are_cancelled_and_not_run():
         assert {rollout.status for rollout in rollouts} == {"cancelled"}
         bench.train(remembers, 1)
     assert asked == ["q0"]
+
+
+def test_stop_ends_everything_although_the_store_is_gone():
+    store = new_store()
+
+    async def breaks(*args, **kwargs):
+        raise ConnectionError("the database is gone")
+
+    with daemon_bench(store=store) as bench:
+        bench.enqueue(1)
+        store.update_rollout = breaks
+        with pytest.raises(RuntimeError, match="cancel rollout 'ro-"):
+            bench.daemon.stop()
+        assert not bench.daemon.llm_proxy.is_running()
+        names = ("agl_fast-daemon", "agl-fast-proxy")
+        wait_until(lambda: not [each for each in threading.enumerate() if each.name in names])
 
 
 def test_check_ends_the_wait():

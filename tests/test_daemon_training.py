@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import agl_fast
-from daemon_runs import HELLO, AgentModeDaemon, daemon_bench, new_store
-from fake_openai_server import prompt_ids_of
+from daemon_runs import HELLO, AgentModeDaemon, agentlightning, daemon_bench, new_store
+from fake_openai_server import Answer, prompt_ids_of
 from running_proxy import say, wait_until
 
 
@@ -124,6 +124,34 @@ def test_transition_level_and_what_trajectory_would_forward(capsys):
         f"this first step; level trajectory would have forwarded {second + answer} in 1 "
         f"({1 - (second + answer) / (first + second + 2 * answer):.0%} less), from the same calls"
     ]
+
+
+class Spelling:
+    """Ids are characters; 1000 is a whole "hello"."""
+
+    def decode(self, ids, skip_special_tokens=False):
+        return "".join("hello" if i == 1000 else chr(i) for i in ids)
+
+
+@pytest.mark.parametrize(("debug", "kind"), [(True, "retokenised"), (False, "history_rewritten")])
+def test_mismatches_are_counted(debug, kind):
+    def respond(request):
+        spelled = prompt_ids_of(request.body["messages"])
+        text = Spelling().decode(spelled)
+        if "hello" in text:
+            before, after = text.split("hello")
+            spelled = [*map(ord, before), 1000, *map(ord, after)]
+        return Answer(text="hello", token_ids=HELLO, prompt_token_ids=spelled)
+
+    aggregator = {"level": "trajectory", "debug": debug}
+    with daemon_bench(
+        train_rollout_n=1, trace_aggregator=aggregator, tokenizer=Spelling()
+    ) as bench:
+        bench.fake.respond = respond
+        rows, metrics = bench.train(two_calls, 1)
+    assert len(rows) == 2
+    assert metrics[f"training/mismatches/{kind}"] == 1
+    assert metrics["training/n_unmerged_rollouts"] == 1
 
 
 def test_limits_may_change_from_step_to_step():
@@ -277,8 +305,12 @@ def test_subclass_that_overrides_methods():
     assert (len(rows), metrics["training/mine"]) == (2, 1)
 
 
-def test_many_rollouts_at_once():
-    with daemon_bench(train_rollout_n=8) as bench:
+@pytest.mark.parametrize("threaded", [False, True])
+def test_many_rollouts_at_once(threaded):
+    store = new_store()
+    if threaded:  # as agl's shared-memory strategy has it: a lock held while the store answers
+        store = agentlightning.LightningStoreThreaded(agentlightning.InMemoryLightningStore())
+    with daemon_bench(store=store, train_rollout_n=8) as bench:
         rows, metrics = bench.train(two_calls, 8, runners=16)
     assert len(rows) == 64
     assert metrics["training/proxy/recorded"] == 128

@@ -25,7 +25,7 @@ def send_spans_to_the_store() -> None:
     def enable_store_otlp(self: Any, endpoint: str, rollout_id: str, attempt_id: str) -> None:
         enable(self, endpoint, rollout_id, attempt_id)
         client = getattr(self, "_client", None)
-        if hasattr(client, "_endpoint"):
+        if client is not None and hasattr(client, "_endpoint"):
             client._endpoint = endpoint
 
     LightningStoreOTLPExporter.enable_store_otlp = enable_store_otlp

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
@@ -205,13 +206,19 @@ class AgentModeDaemon:
         """Give up what runs, stop the proxy if it was started here, and end the thread."""
         if self._loop is None:
             return
-        loop = self._loop
-        try:
+        with ExitStack() as ends:
+            ends.callback(self._end_loop)
+            ends.callback(self._stop_proxy)
             self.clear_data_and_server()
-            if self._started_proxy and self.llm_proxy.is_running():
-                loop.run(self.llm_proxy.stop(), what="stopping the proxy", seconds=CLEAR_SECONDS)
-        finally:
-            self._loop = None
+
+    def _stop_proxy(self) -> None:
+        if self._loop is not None and self._started_proxy and self.llm_proxy.is_running():
+            stop = self.llm_proxy.stop()
+            self._loop.run(stop, what="stopping the proxy", seconds=CLEAR_SECONDS)
+
+    def _end_loop(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
             loop.stop()
 
     def set_up_data_and_server(

@@ -13,7 +13,8 @@ from agl_fast.verl.daemon.outcomes import FailedRollouts, Outcome
 
 # Keys of trace_aggregator that batches are built with, under the same name.
 _SHARED_KEYS = ("level", "overlong_prompt", "truncated_rollouts", "trim")
-_DEFAULTS = {"level": "transition", "trim": True}
+_NO_LIMIT = 2**30
+_DEFAULTS = {"level": "transition", "truncated_rollouts": "train", "trim": True}
 
 
 class TrainingRows:
@@ -34,13 +35,7 @@ class TrainingRows:
         **options: Any,
     ) -> None:
         settings = {**_DEFAULTS, **trace_aggregator}
-        self._trajectory_lengths = (
-            settings.get("trajectory_max_prompt_length"),
-            settings.get("trajectory_max_response_length"),
-        )
         self._options = {**{key: settings.get(key) for key in _SHARED_KEYS}, **options}
-        if self._options["truncated_rollouts"] is None:
-            self._options["truncated_rollouts"] = "train"
         if self._options["level"] == "trajectory":
             self._options["max_total_length"] = settings.get("trajectory_max_total_length")
             # Only with it can retokenised text be told from rewritten history; it costs time.
@@ -98,22 +93,19 @@ class TrainingRows:
         batch = self._builder.finish()
         if self._options["level"] == "transition" and not self._said_savings:
             self._said_savings = True
-            self._say_savings(batch, max_prompt_length, max_response_length)
+            self._say_savings(batch)
         return batch
 
     def _new_builder(self, **limits: Any) -> agl_fast.BatchBuilder:
         return agl_fast.BatchBuilder(**self._options, **limits)
 
-    def _say_savings(
-        self, batch: agl_fast.Batch, max_prompt_length: int, max_response_length: int
-    ) -> None:
-        prompt_limit, response_limit = self._trajectory_lengths
+    def _say_savings(self, batch: agl_fast.Batch) -> None:
         merged = agl_fast.build_batch(
             self._kept,
             level="trajectory",
             layout="jagged",
-            max_prompt_length=prompt_limit or max_prompt_length,
-            max_response_length=response_limit or max_prompt_length + max_response_length,
+            max_prompt_length=_NO_LIMIT,
+            max_response_length=_NO_LIMIT,
             pad_token_id=self._options["pad_token_id"],
         )
         now = int(batch.tensors["attention_mask"].sum())
