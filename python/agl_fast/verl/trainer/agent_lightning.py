@@ -73,6 +73,7 @@ class AgentLightningTrainer(RayPPOTrainer):
             **arguments,
         )
         self.global_steps = 0
+        self.synced_steps = 0
 
     def fit(self) -> None:
         """Train until the last step, or only validate (`trainer.val_only`).
@@ -220,6 +221,7 @@ class AgentLightningTrainer(RayPPOTrainer):
             what, sync_seconds(self.config.actor_rollout_ref.model.path), self.servers_alive
         ):
             self.checkpoint_manager.update_weights(self.global_steps)
+        self.synced_steps = self.global_steps
 
     def validate(self) -> dict[str, float]:
         """Run all of val_dataset, `val_kwargs.n` rollouts a sample; `val/*` over all of them."""
@@ -278,7 +280,7 @@ class AgentLightningTrainer(RayPPOTrainer):
 
     def _run_agents(self, columns: Mapping[str, NDArray[Any]], *, is_train: bool) -> None:
         daemon = self.agent_mode_daemon
-        daemon.policy_version = self.global_steps
+        daemon.policy_version = self.synced_steps
         self.servers_alive.begin()
         daemon.set_up_data_and_server(
             columns, self.llm_server_manager.get_addresses(), is_train=is_train

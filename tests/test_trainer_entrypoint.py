@@ -1,0 +1,143 @@
+"""What surrounds a run: the event loop it is called in, signals, Ray's start and placements."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+import verl_trainer_imports  # noqa: F401
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # litellm's
+    from agl_fast.verl import entrypoint, ray_cluster
+
+from agl_fast.verl.leftovers import RUN_VARIABLE
+
+
+async def called_in_a_loop(function: Any) -> Any:
+    return function()
+
+
+def test_an_algorithm_may_run_loops_although_it_is_called_in_one():
+    async def answer() -> int:
+        return 42
+
+    def algorithm() -> int:
+        with entrypoint.outside_event_loop():
+            return asyncio.run(answer())
+
+    assert asyncio.run(called_in_a_loop(algorithm)) == 42
+
+    async def still_running() -> bool:
+        algorithm()
+        await asyncio.sleep(0)
+        return asyncio.get_running_loop().is_running()
+
+    assert asyncio.run(still_running())
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+def test_the_first_signal_ends_what_runs_in_a_loop_that_stands_still(number, expected):
+    ended = []
+
+    def algorithm() -> None:
+        with entrypoint.interruptible():
+            try:
+                os.kill(os.getpid(), number)
+                time.sleep(30)
+            except expected:
+                ended.append(True)
+
+    before = signal.getsignal(signal.SIGTERM)
+    asyncio.run(called_in_a_loop(algorithm))
+    assert ended == [True]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_environment_is_the_runs_own_and_goes_with_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv(RUN_VARIABLE, raising=False)
+    with entrypoint.nothing_left_behind() as folder:
+        assert os.environ[RUN_VARIABLE]
+        assert os.environ["TMPDIR"] == str(folder)
+        (folder / "file").touch()
+    assert not folder.exists()
+    assert RUN_VARIABLE not in os.environ
+    assert os.environ["TMPDIR"] == str(tmp_path)
+
+
+def config(**ray_init: Any) -> Any:
+    return OmegaConf.create({"ray_kwargs": {"ray_init": ray_init}})
+
+
+def test_a_cluster_of_its_own_is_local(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    variables = {"env_vars": {"TORCHDYNAMO_DISABLE": "1"}}
+    options = ray_cluster._init_options(
+        config(num_cpus=16, num_gpus=None, runtime_env=variables), Path("/short")
+    )
+    assert options["address"] == "local"
+    assert options["num_cpus"] == 16
+    assert "num_gpus" not in options
+    assert options["_temp_dir"] == "/short"
+    environment = options["runtime_env"]["env_vars"]
+    assert environment["TORCHDYNAMO_DISABLE"] == "1"
+    assert "TOKENIZERS_PARALLELISM" in environment  # verl's
+
+
+def test_a_cluster_that_is_there_keeps_its_resources(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    options = ray_cluster._init_options(config(num_cpus=16, log_to_driver=True), Path("/short"))
+    assert "num_cpus" not in options
+    assert "_temp_dir" not in options
+    assert options["log_to_driver"] is True
+
+
+def test_a_start_that_timed_out_is_tried_again(monkeypatch):
+    tried = []
+
+    def init(**_: Any) -> None:
+        tried.append(True)
+        if len(tried) < 3:
+            raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray_cluster.ray, "init", init)
+    ray_cluster._start({})
+    assert len(tried) == 3
+
+    def refuse(**_: Any) -> None:
+        raise ValueError("no such option")
+
+    monkeypatch.setattr(ray_cluster.ray, "init", refuse)
+    with pytest.raises(ValueError, match="no such option"):
+        ray_cluster._start({})
+
+
+def test_a_placement_that_does_not_come_names_what_is_missing(monkeypatch):
+    table = {
+        "made": {"state": "CREATED", "bundles": {0: {"CPU": 3.0}}},
+        "waits": {"state": "PENDING", "bundles": {0: {"CPU": 3.0, "GPU": 1.0}, 1: {"GPU": 1.0}}},
+    }
+    monkeypatch.setattr(ray_cluster, "placement_group_table", lambda: table)
+    free, there = {"CPU": 8.0, "GPU": 1.0}, {"CPU": 11.0, "GPU": 1.0}
+    monkeypatch.setattr(ray_cluster.ray, "available_resources", lambda: free)
+    monkeypatch.setattr(ray_cluster.ray, "cluster_resources", lambda: there)
+    placements = ray_cluster.Placements()
+    placements()
+    monkeypatch.setattr(ray_cluster, "PLACEMENT_SECONDS", 0.0)
+    time.sleep(0.01)
+    with pytest.raises(RuntimeError, match="missing is GPU: 2 wanted, 1 free of 1"):
+        placements()
+    table["waits"]["state"] = "CREATED"
+    placements()
