@@ -52,12 +52,12 @@ def test_the_first_signal_ends_what_runs_in_a_loop_that_stands_still(number, exp
     ended = []
 
     def algorithm() -> None:
-        with entrypoint.interruptible():
-            try:
+        try:
+            with entrypoint.interruptible():
                 os.kill(os.getpid(), number)
                 time.sleep(30)
-            except expected:
-                ended.append(True)
+        except expected:
+            ended.append(True)
 
     before = signal.getsignal(signal.SIGTERM)
     asyncio.run(called_in_a_loop(algorithm))

@@ -177,14 +177,22 @@ def interruptible() -> Iterator[None]:
         yield
         return
 
-    def end(number: int, _frame: object) -> None:
-        sys.exit(128 + number)
+    terminated = False
+
+    def terminate(_number: int, _frame: object) -> None:
+        nonlocal terminated
+        terminated = True
+        raise KeyboardInterrupt  # Ray's waits give way to nothing else
 
     previous = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, end)
+        previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
+    except KeyboardInterrupt:
+        if not terminated:
+            raise
+        sys.exit(128 + signal.SIGTERM)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
