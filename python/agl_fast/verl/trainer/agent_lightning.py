@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pprint import pprint
 from typing import Any
@@ -23,6 +21,7 @@ from agl_fast.verl.daemon import AgentModeDaemon, ValidatedRollout, validation_m
 from agl_fast.verl.trainer.datasets import columns_of, repeated
 from agl_fast.verl.trainer.metrics import configured_widths
 from agl_fast.verl.trainer.step import PpoStep, check_config, ppo_step
+from agl_fast.verl.trainer.timing import timed
 from agl_fast.verl.trainer.watch import ServersAlive, sync_seconds, watched
 from agl_fast.verl.trainer.workers import WorkerGroups
 
@@ -139,24 +138,33 @@ class AgentLightningTrainer(RayPPOTrainer):
         trainer = self.config.trainer
         is_last = self.global_steps >= self.total_training_steps
         seconds: dict[str, float] = {}
-        with _timed("step", seconds):
-            with _timed("gen", seconds):
+        with timed("step", seconds):
+            with timed("gen", seconds):
                 batch, metrics = self.sample(columns)
+            profiled_steps = self.config.global_profiler.steps or ()
+            is_profiled = self.global_steps in profiled_steps
+            self._start_profiling(is_profiled)
             step = self.learn(batch, n_rollouts=self._n_rollouts(columns))
+            self._stop_profiling(
+                is_profiled,
+                run_command=is_last or self.global_steps == max(profiled_steps, default=0),
+            )
+            if trainer.get("rollout_data_dir"):
+                self._dump_rows(step.rows, trainer.rollout_data_dir)
             if trainer.save_freq > 0 and (is_last or self.global_steps % trainer.save_freq == 0):
                 with (
-                    _timed("save_checkpoint", seconds),
+                    timed("save_checkpoint", seconds),
                     watched("saving the checkpoint", CHECKPOINT_SECONDS),
                 ):
                     self._save_checkpoint()
-            with _timed("update_weights", seconds):
+            with timed("update_weights", seconds):
                 self.sync_weights()
         if (
             self.validates
             and trainer.test_freq > 0
             and (is_last or self.global_steps % trainer.test_freq == 0)
         ):
-            with _timed("testing", seconds):
+            with timed("testing", seconds):
                 validated = self.validate()
             metrics |= validated
             if is_last:
@@ -287,6 +295,24 @@ class AgentLightningTrainer(RayPPOTrainer):
         )
         daemon.run_until_all_finished()
 
+    def _dump_rows(self, rows: DataProto, folder: str) -> None:
+        """Text of the trained rows, as verl writes it."""
+        texts = [
+            self.tokenizer.batch_decode(rows.batch[name], skip_special_tokens=True)
+            for name in ("prompts", "responses")
+        ]
+        self._dump_generations(
+            inputs=texts[0],
+            outputs=texts[1],
+            gts=[None] * len(rows),
+            scores=rows.batch["token_level_scores"].sum(dim=1).tolist(),
+            reward_extra_infos_dict={
+                name: rows.non_tensor_batch[name].tolist()
+                for name in ("data_id_list", "rollout_id_list")
+            },
+            dump_path=folder,
+        )
+
     def _n_rollouts(self, columns: Mapping[str, NDArray[Any]]) -> int:
         n_samples = max(len(column) for column in columns.values())
         return n_samples * int(self.config.actor_rollout_ref.rollout.n)
@@ -304,12 +330,3 @@ def _those_taken(made: type[Any], keywords: dict[str, Any]) -> dict[str, Any]:
         return keywords
     names = {parameter.name for parameter in parameters}
     return {name: value for name, value in keywords.items() if name in names}
-
-
-@contextmanager
-def _timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
-    start = time.monotonic()
-    try:
-        yield
-    finally:
-        seconds[name] = seconds.get(name, 0.0) + time.monotonic() - start

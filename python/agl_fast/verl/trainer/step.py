@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +25,7 @@ from agl_fast.verl.trainer.advantages import (
 from agl_fast.verl.trainer.audit import audit, computes_exactly
 from agl_fast.verl.trainer.layout import Layout, count_mini_batches, lay_out, whole_rollouts
 from agl_fast.verl.trainer.metrics import configured_widths, data_metrics, in_all_rows
+from agl_fast.verl.trainer.timing import timed
 from agl_fast.verl.trainer.workers import Rows, WorkerGroups
 
 _UPDATED_KEYS = (
@@ -108,7 +107,7 @@ def ppo_step(
 
     laid_out_rows = Rows(tensors, {"temperature": config.actor_rollout_ref.rollout.temperature})
     metrics |= _infer(tensors, columns, laid_out_rows, workers, config, seconds)
-    with _timed("adv", seconds):
+    with timed("adv", seconds):
         rows = DataProto.from_dict(tensors=tensors, non_tensors=columns)
         rows, adv_metrics = _estimate(rows, batch.rollouts, config, kl_controller)
         metrics |= adv_metrics
@@ -127,14 +126,14 @@ def ppo_step(
     dealer = _Dealer(columns["rollout_id_list"], laid_out_rows.lengths, n_rollouts, config)
     if use_critic:
         layout, size = dealer.deal(config.critic, workers.n_critic_ranks, global_step, fixed=False)
-        with _timed("update_critic", seconds):
+        with timed("update_critic", seconds):
             metrics |= work.update_critic(laid_out_rows, layout, size, workers, config)
     if update_actor:
         actor = config.actor_rollout_ref.actor
         layout, size = dealer.deal(actor, workers.n_actor_ranks, global_step, fixed=True)
         metrics["training/n_mini_batches"] = layout.n_mini_batches
         metrics["training/n_filler_rows"] = layout.n_fillers
-        with _timed("update_actor", seconds):
+        with timed("update_actor", seconds):
             metrics |= work.update_actor(laid_out_rows, layout, size, workers, config)
     rows.meta_info["global_token_num"] = laid_out_rows.lengths
     return PpoStep(metrics, rows, seconds)
@@ -150,7 +149,7 @@ def _infer(
 ) -> dict[str, float]:
     """Add old_log_probs, ref_log_prob and values to `tensors`, and audit the first."""
     actor = config.actor_rollout_ref.actor
-    with _timed("old_log_prob", seconds):
+    with timed("old_log_prob", seconds):
         policy, mfu = work.policy_log_probs(rows, workers, config)
     entropy = agg_loss(
         loss_mat=policy.pop("entropys"),
@@ -173,10 +172,10 @@ def _infer(
     found.require_same_policy(exact=computes_exactly(config))
     metrics |= found.metrics
     if workers.reference is not None:
-        with _timed("ref", seconds):
+        with timed("ref", seconds):
             tensors |= work.reference_log_probs(rows, workers, config)
     if workers.critic is not None:
-        with _timed("values", seconds):
+        with timed("values", seconds):
             tensors |= work.critic_values(rows, workers)
     return metrics
 
@@ -250,12 +249,3 @@ class _Dealer:
             multiple = part.ppo_micro_batch_size_per_gpu
         layout = lay_out(mini_batches, self._lengths, n_ranks=n_ranks, multiple=multiple)
         return layout, size
-
-
-@contextmanager
-def _timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
-    start = time.monotonic()
-    try:
-        yield
-    finally:
-        seconds[name] = time.monotonic() - start
