@@ -280,3 +280,34 @@ def test_metrics_of_before_and_after_processing(make_actor, model):
             assert metrics[f"{name}_{suffix}_processing"] == pytest.approx(float(value))
     for name in ("actor/grad_norm", "actor/entropy_loss", "actor/pg_loss", "perf/mfu/actor"):
         assert name in metrics
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+def test_workers_cut_out_the_mini_batches_that_were_laid_out(n_ranks):
+    from verl.utils import tensordict_utils as tu
+
+    from agl_fast.verl.trainer.layout import lay_out, whole_rollouts
+    from agl_fast.verl.trainer.workers import FORWARD_KEYS, Rows
+
+    batch = batch_of("transition")
+    rows = Rows(batch.tensors, {"temperature": 1.0})
+    rows.add({"row": torch.arange(1, len(batch) + 1)[:, None]})
+    mini_batches = whole_rollouts(batch.columns["rollout_id_list"].tolist(), 3)
+    layout = lay_out(mini_batches, rows.lengths, n_ranks=n_ranks)
+    laid_out = rows.select(layout, (*FORWARD_KEYS, "row"))
+
+    found: list[set[int]] = [set() for _ in mini_batches]
+    for of_rank in tu.chunk_tensordict(laid_out, n_ranks):
+        size = layout.mini_batch_size // n_ranks
+        cut = tu.make_iterator(of_rank, size, epochs=1, dataloader_kwargs={"shuffle": False})
+        for number, mini_batch in enumerate(cut):
+            assert len(mini_batch) == size
+            numbers = mini_batch["row"][:, 0].tolist()
+            for row, ids in zip(numbers, mini_batch["input_ids"], strict=True):
+                if row == 0:
+                    assert len(ids) == 2
+                    continue
+                real = batch.tensors["attention_mask"][row - 1].bool()
+                assert ids.tolist() == batch.tensors["input_ids"][row - 1][real].tolist()
+                found[number].add(row - 1)
+    assert found == [set(mini_batch.tolist()) for mini_batch in mini_batches]

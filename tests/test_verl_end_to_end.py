@@ -116,7 +116,7 @@ def test_names_of_agent_lightning_and_verl_are_there(folder, trained):
     first, *_, last = (line["data"] for line in lines(folder / "metrics-3.jsonl"))
     for name in ("n_rollouts", "n_rollouts_w_trace", "n_rollouts_w_reward", "reward"):
         assert f"val/{name}" in first
-        assert f"val/long/{name}" in last
+        assert f"val/other/{name}" in last
     assert first["val/n_rollouts"] == last["val/n_rollouts"] == 5  # of two batches
     for name in (
         "training/reward",

@@ -42,7 +42,7 @@ from agl_fast.verl.trainer import AgentLightningTrainer
 P, R = 64, 96
 INTEGERS = ("prompts", "responses", "input_ids", "attention_mask", "position_ids", "response_mask")
 TASKS = [
-    {"subject": subject, "data_source": "long" if len(subject) > 4 else "short"}
+    {"subject": subject, "data_source": "r" if "r" in subject else "other"}
     for subject in two_call_task.SUBJECTS
 ]
 
@@ -68,15 +68,29 @@ class ComparingDaemon(AgentModeDaemon):
     folder: Path
     kill_server_at: int | None = None
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.taken: dict[str, list[agl_fast.Call]] = {}
+        take = self.llm_proxy.recorder.take
+
+        def keep_what_is_taken(rollout_id: str, attempt_id: str) -> Any:
+            recorded = take(rollout_id, attempt_id)
+            self.taken[rollout_id] = [each.call for each in recorded]
+            return recorded
+
+        self.llm_proxy.recorder.take = keep_what_is_taken
+
     def get_train_data_batch(self, *args: Any, **kwargs: Any) -> Any:
-        rollouts = [
-            self._outcomes[rollout_id].training_rollout(self.failed_rollouts)
-            for rollout_id in self._samples
-        ]
         found = super().get_train_data_batch(*args, **kwargs)
         batch = self.last_batch
+        rollouts = [
+            agl_fast.Rollout(
+                entry.rollout_id, entry.data_id, self.taken[entry.rollout_id], entry.reward
+            )
+            for entry in batch.rollouts
+        ]
         expected = agl_fast.reference.build_batch(
-            [rollout for rollout in rollouts if rollout is not None],
+            rollouts,
             level="trajectory",
             max_prompt_length=P,
             max_response_length=R,
