@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -147,3 +148,12 @@ def test_bad_triplets(bad: Any, error: Any, named: str) -> None:
     good = {"prompt": {"token_ids": [1]}, "response": {"token_ids": [2]}, "metadata": {}}
     with pytest.raises(error, match=rf"'r0', triplet 1: {named}"):
         agl_fast.Rollout.from_triplets("r0", "d0", [triplet(**good), triplet(**(good | bad))])
+
+
+def test_empty_batch_error_crosses_processes() -> None:
+    error = agl_fast.EmptyBatchError("no row", agl_fast.Accounting(sampled=2, truncated=2))
+
+    copied = pickle.loads(pickle.dumps(error))
+
+    assert type(copied) is agl_fast.EmptyBatchError
+    assert (str(copied), copied.accounting) == (str(error), error.accounting)

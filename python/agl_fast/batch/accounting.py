@@ -99,3 +99,7 @@ class EmptyBatchError(ValueError):
     def __init__(self, message: str, accounting: Accounting) -> None:
         super().__init__(message)
         self.accounting = accounting
+
+    def __reduce__(self) -> tuple[type[EmptyBatchError], tuple[str, Accounting]]:
+        # Exceptions pickle by their args, which hold the message alone.
+        return type(self), (str(self), self.accounting)
