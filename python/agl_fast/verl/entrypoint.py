@@ -38,6 +38,7 @@ from agl_fast.verl.leftovers import (
 from agl_fast.verl.ray_cluster import Placements, ray_cluster
 from agl_fast.verl.trainer import AgentLightningTrainer
 from agl_fast.verl.trainer.datasets import Samples
+from agl_fast.verl.trainer.step import check_config
 from agl_fast.verl.trainer.watch import watched
 
 START_SECONDS = 1800.0
@@ -65,10 +66,12 @@ def run(
         trainer_cls, daemon_cls: None: `AgentLightningTrainer`, `AgentModeDaemon`.
 
     Raises:
+        ValueError: the configuration asks for what would be computed wrongly.
         RuntimeError, TimeoutError: the message names what failed; its error is the cause.
     """
     config = config.copy()
     OmegaConf.resolve(config)
+    check_config(config)
     with ExitStack() as ends:
         ends.enter_context(outside_event_loop())
         ends.enter_context(interruptible())

@@ -20,7 +20,7 @@ import agl_fast
 from agl_fast.verl.daemon import AgentModeDaemon, ValidatedRollout, validation_metrics
 from agl_fast.verl.trainer.datasets import columns_of, repeated
 from agl_fast.verl.trainer.metrics import configured_widths
-from agl_fast.verl.trainer.step import PpoStep, check_config, ppo_step
+from agl_fast.verl.trainer.step import PpoStep, ppo_step
 from agl_fast.verl.trainer.timing import timed
 from agl_fast.verl.trainer.watch import ServersAlive, sync_seconds, watched
 from agl_fast.verl.trainer.workers import WorkerGroups
@@ -43,8 +43,6 @@ class AgentLightningTrainer(RayPPOTrainer):
             is no validation.
         arguments: of verl's RayPPOTrainer.
 
-    Raises:
-        ValueError: the configuration asks for what would be computed wrongly.
     """
 
     def __init__(
@@ -58,7 +56,6 @@ class AgentLightningTrainer(RayPPOTrainer):
         val_dataset: Any = None,
         **arguments: Any,
     ) -> None:
-        check_config(arguments["config"])
         arguments.setdefault("collate_fn", columns_of)
         self.store = store
         self.llm_proxy = llm_proxy
