@@ -249,3 +249,44 @@ def test_read_only_arrays_are_read() -> None:
 
 def _listed(ids: Any) -> list[int]:
     return ids.tolist() if hasattr(ids, "tolist") else list(ids)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"max_prompt_length": 2**63, "trim": True}, ValueError),
+        ({"max_response_length": 2**31}, ValueError),
+        ({"pad_token_id": 2**63}, ValueError),
+        ({"reward_fillna_value": 1e300}, ValueError),
+        ({"trim": "false"}, TypeError),
+        ({"call_index": 1}, TypeError),
+    ],
+)
+def test_options_out_of_range_are_named(options: Any, error: Any) -> None:
+    with pytest.raises(error, match=next(iter(options))):
+        agl_fast.BatchBuilder(**{**OPTIONS, **options})
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"trainable": "False"}, "trainable"),
+        ({"trainable": None}, "trainable"),
+        ({"response_id": [1]}, "response_id"),
+    ],
+)
+def test_call_fields_of_a_wrong_type_are_named(fields: Any, named: str) -> None:
+    refuse(TypeError, [named], **fields)
+
+
+def test_an_empty_response_id_is_none() -> None:
+    calls = [agl_fast.Call([1], [2], response_id=""), agl_fast.Call([3], [4], response_id="")]
+    batch = agl_fast.build_batch([agl_fast.Rollout("r", "d", calls)], **OPTIONS)
+    assert batch.accounting.duplicate == 0
+    assert batch.accounting.trained == 2
+
+
+@pytest.mark.parametrize("text", ["错误没有令牌", "x" + "é" * 20, b"\xff[1]"])
+def test_text_that_is_no_ascii_is_refused_with_a_position(text: Any) -> None:
+    with pytest.raises(ValueError, match="position 0"):
+        agl_fast.parse_token_ids(text)

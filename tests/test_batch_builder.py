@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -157,3 +158,59 @@ def test_empty_batch_error_crosses_processes() -> None:
 
     assert type(copied) is agl_fast.EmptyBatchError
     assert (str(copied), copied.accounting) == (str(error), error.accounting)
+
+
+class FreshLists:
+    """A call whose lists nobody else keeps."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.log_probs = self.reward = self.response_id = self.finish_reason = None
+        self.trainable = True
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return [100_000 + i for i in range(50 * (self.n + 1))]
+
+    @property
+    def response_ids(self) -> list[int]:
+        return [200_000 + self.n]
+
+
+def test_lists_that_nobody_else_keeps_are_kept() -> None:
+    calls = [FreshLists(n) for n in range(10)]
+    rollouts = [agl_fast.Rollout(f"r{i}", "d", calls, 1.0) for i in range(20)]
+    batch = agl_fast.build_batch(
+        rollouts, max_prompt_length=600, max_response_length=8, pad_token_id=0
+    )
+    rows = batch.tensors["responses"][:, 0].reshape(20, 10)
+    assert rows.tolist() == [[200_000 + n for n in range(10)]] * 20
+
+
+def test_threads_may_add_while_another_finishes() -> None:
+    builder = agl_fast.BatchBuilder(max_prompt_length=8, max_response_length=8, pad_token_id=0)
+    n_threads, n_each = 3, 200
+
+    def add(thread: int) -> None:
+        for i in range(n_each):
+            calls = [agl_fast.Call([1, thread], [i])]
+            builder.add(agl_fast.Rollout(f"{thread}-{i}", "d", calls, 1.0))
+
+    threads = [threading.Thread(target=add, args=(thread,)) for thread in range(n_threads)]
+    for thread in threads:
+        thread.start()
+    came_back: list[str] = []
+    while any(thread.is_alive() for thread in threads) or len(builder):
+        if len(builder):
+            came_back += [entry.rollout_id for entry in builder.finish().rollouts]
+    assert sorted(came_back) == sorted(
+        f"{thread}-{i}" for thread in range(n_threads) for i in range(n_each)
+    )
+
+
+def test_tuples_as_data_ids_stay_one_column() -> None:
+    rollouts = [agl_fast.Rollout(f"r{i}", ("d", i), [agl_fast.Call([1], [2])]) for i in range(2)]
+    batch = agl_fast.build_batch(
+        rollouts, max_prompt_length=2, max_response_length=2, pad_token_id=0
+    )
+    assert batch.columns["data_id_list"].tolist() == [("d", 0), ("d", 1)]

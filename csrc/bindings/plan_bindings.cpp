@@ -35,7 +35,7 @@ class Planner {
       read.push_back(read_calls(rollout_ids[i], calls[i]));
       for (const PythonCall& call : read.back()) tokens += call.prompt.size();
     }
-    std::vector<std::unique_ptr<RolloutPlan>> plans(read.size());
+    std::vector<std::shared_ptr<RolloutPlan>> plans(read.size());
     const int64_t threads = threads_for(tokens * int64_t{sizeof(PyObject*)});
     if (threads > 1) {
       parallel_slices(static_cast<int64_t>(read.size()), threads, [&](int64_t begin, int64_t end) {
@@ -58,7 +58,7 @@ class Planner {
   // Begins a rollout whose calls come one by one with its first call. Throws and changes nothing,
   // or adds it.
   void open_with(py::handle rollout_id, int64_t base, int64_t keep, py::handle call) {
-    rollouts_.push_back({std::make_unique<RolloutPlan>(level_, &spare_), py::set()});
+    rollouts_.push_back({std::make_shared<RolloutPlan>(level_, &spare_), py::set()});
     try {
       add_call(rollouts_.size() - 1, rollout_id, base, keep, call);
     } catch (...) {
@@ -91,7 +91,9 @@ class Planner {
   }
 
   void clear() {
-    for (Streamed& each : rollouts_) each.plan->chains().recycle();
+    for (Streamed& each : rollouts_) {
+      if (each.plan.use_count() == 1) each.plan->chains().recycle();  // else rows point into it
+    }
     rollouts_.clear();
   }
   std::size_t size() const { return rollouts_.size(); }
@@ -100,13 +102,13 @@ class Planner {
               int64_t response, int64_t total, bool drop_overlong, int truncated_rollouts) const {
     require(static_cast<std::size_t>(rewards.size()) == rollouts_.size(), "rewards has ",
             rewards.size(), " entries for ", rollouts_.size(), " rollouts");
-    std::vector<const RolloutPlan*> plans;
+    Plans plans;
     plans.reserve(rollouts_.size());
-    for (const Streamed& each : rollouts_) plans.push_back(each.plan.get());
+    for (const Streamed& each : rollouts_) plans.push_back(each.plan);
     const Limits limits{prompt, response, total, drop_overlong,
                         static_cast<TruncatedRollouts>(truncated_rollouts)};
     py::gil_scoped_release release;
-    return make_rows(plans, rewards.data(), limits);
+    return make_rows(std::move(plans), rewards.data(), limits);
   }
 
   // (rollout, call, prompt length, index, kind, chain, closest chain, its context length) each.
@@ -145,7 +147,7 @@ class Planner {
 
  private:
   struct Streamed {
-    std::unique_ptr<RolloutPlan> plan;
+    std::shared_ptr<RolloutPlan> plan;
     py::set seen;  // response_ids, while calls come one by one
   };
 
@@ -168,8 +170,8 @@ class Planner {
     return read;
   }
 
-  std::unique_ptr<RolloutPlan> plan(const std::deque<PythonCall>& read) {
-    auto made = std::make_unique<RolloutPlan>(level_, &spare_);
+  std::shared_ptr<RolloutPlan> plan(const std::deque<PythonCall>& read) {
+    auto made = std::make_shared<RolloutPlan>(level_, &spare_);
     if (level_ == Level::kTrajectory) {
       int64_t longest = 0;
       for (const PythonCall& call : read) {
@@ -300,8 +302,7 @@ void bind_plan(py::module_& m) {
       .def("__len__", &Planner::size)
       .def("rows", &Planner::rows, py::arg("rewards").noconvert(), py::kw_only(),
            py::arg("max_prompt_length"), py::arg("max_response_length"),
-           py::arg("max_total_length"), py::arg("drop_overlong"), py::arg("truncated_rollouts"),
-           py::keep_alive<0, 1>())
+           py::arg("max_total_length"), py::arg("drop_overlong"), py::arg("truncated_rollouts"))
       .def("mismatches", &Planner::mismatches)
       .def("context", &Planner::context, py::arg("rollout"), py::arg("chain"), py::arg("begin"),
            py::arg("end"))

@@ -65,10 +65,29 @@ bool is_abort(py::handle finish_reason) {
          PyUnicode_CompareWithASCIIString(finish_reason.ptr(), "abort") == 0;
 }
 
-CallClass classify(py::handle call, py::handle response_id, const py::set& seen, bool empty) {
+// None where the call has none; "" is none, too.
+py::object read_response_id(py::object given, const Where& where) {
+  if (given.is_none() || PyLong_Check(given.ptr())) return given;
+  if (!PyUnicode_Check(given.ptr())) {
+    throw py::type_error(where.text() + " must be a str or None, got " +
+                         std::string(py::repr(given)));
+  }
+  return PyUnicode_GET_LENGTH(given.ptr()) == 0 ? py::none() : given;
+}
+
+bool read_trainable(const py::object& given, const Where& where) {
+  if (!PyBool_Check(given.ptr())) {
+    throw py::type_error(where.text() + " must be True or False, got " +
+                         std::string(py::repr(given)));
+  }
+  return given.ptr() == Py_True;
+}
+
+CallClass classify(py::handle call, bool trainable, py::handle response_id, const py::set& seen,
+                   bool empty) {
   if (!response_id.is_none() && seen.contains(response_id)) return CallClass::kDuplicate;
   if (is_abort(call.attr("finish_reason"))) return CallClass::kAborted;
-  if (!call.attr("trainable").cast<bool>()) return CallClass::kExcluded;
+  if (!trainable) return CallClass::kExcluded;
   return empty ? CallClass::kEmpty : CallClass::kLaidOut;
 }
 
@@ -79,8 +98,10 @@ PythonCall::PythonCall(py::handle call, py::handle rollout_id, int64_t index, co
       response(call.attr("response_ids"), {"response_ids", rollout_id, index}),
       log_probs(read_log_probs(call.attr("log_probs"), response.size(),
                                {"log_probs", rollout_id, index})),
-      response_id(call.attr("response_id")) {
-  call_class = classify(call, response_id, seen, prompt.size() == 0 || response.size() == 0);
+      response_id(read_response_id(call.attr("response_id"), {"response_id", rollout_id, index})) {
+  call_class =
+      classify(call, read_trainable(call.attr("trainable"), {"trainable", rollout_id, index}),
+               response_id, seen, prompt.size() == 0 || response.size() == 0);
 }
 
 void PythonCall::check_ids() const {

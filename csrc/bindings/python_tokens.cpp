@@ -68,9 +68,11 @@ PythonTokens::PythonTokens(py::handle sequence, const Where& where) : where_(whe
   if (PyList_Check(object)) {
     data_ = reinterpret_cast<PyListObject*>(object)->ob_item;
     size_ = PyList_GET_SIZE(object);
+    owner_ = py::reinterpret_borrow<py::object>(sequence);
   } else if (PyTuple_Check(object)) {
     data_ = reinterpret_cast<PyTupleObject*>(object)->ob_item;
     size_ = PyTuple_GET_SIZE(object);
+    owner_ = py::reinterpret_borrow<py::object>(sequence);
   } else if (py::isinstance<py::array>(sequence)) {
     read_array(py::reinterpret_borrow<py::array>(sequence), sequence);
   } else if (is_tensor(sequence)) {

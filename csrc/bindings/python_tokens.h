@@ -65,7 +65,7 @@ class PythonTokens final : public TokenReader {
   const void* data_ = nullptr;  // PyObject* const*, const int32_t* or const int64_t*
   int64_t size_ = 0;
   Where where_;
-  py::object owner_;  // keeps data_ alive where the caller's object does not
+  py::object owner_;  // keeps data_ alive, whatever becomes of the caller's object
 };
 
 }  // namespace agl::bindings

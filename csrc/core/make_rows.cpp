@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "core/rollout_plan.h"
 
@@ -132,8 +133,7 @@ void add_rollout(RowSet& set, const RolloutPlan& plan, std::size_t rollout, floa
 
 }  // namespace
 
-RowSet make_rows(const std::vector<const RolloutPlan*>& plans, const float* rewards,
-                 const Limits& limits) {
+RowSet make_rows(Plans plans, const float* rewards, const Limits& limits) {
   RowSet set;
   set.counts.resize(plans.size());
   for (std::size_t i = 0; i < plans.size(); ++i) {
@@ -144,6 +144,7 @@ RowSet make_rows(const std::vector<const RolloutPlan*>& plans, const float* rewa
     row.segments = next;
     next += row.num_segments;
   }
+  set.plans = std::move(plans);
   return set;
 }
 

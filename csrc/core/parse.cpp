@@ -115,9 +115,13 @@ class Parser {
 
   [[noreturn]] void fail(const std::string& expected) const {
     constexpr int64_t kShown = 16;
-    const std::string found = at_ == end_
-                                  ? std::string("the end")
-                                  : "'" + std::string(at_, std::min(at_ + kShown, end_)) + "'";
+    std::string found = "the end";
+    if (at_ < end_) {
+      found.assign(at_, std::min(at_ + kShown, end_));
+      // What is cut inside a character, or no text at all, must not spoil the message.
+      for (char& c : found) c = c >= ' ' && c <= '~' ? c : '?';
+      found = "'" + found + "'";
+    }
     throw std::invalid_argument("token ids: expected " + expected + " at position " +
                                 std::to_string(at_ - begin_) + ", found " + found);
   }

@@ -92,8 +92,11 @@ struct RolloutCounts {
   bool lost_tokens = false;  // sampled tokens were lost to a limit
 };
 
+using Plans = std::vector<std::shared_ptr<const RolloutPlan>>;
+
 // The rows of a batch. They point into the plans they were made from.
 struct RowSet {
+  Plans plans;
   std::vector<Row> rows;
   std::vector<Segment> segments;
   std::vector<int32_t> rollout;        // per row
@@ -108,7 +111,6 @@ struct RowSet {
 };
 
 // Cuts every chain to the limits. `rewards`: one per rollout.
-RowSet make_rows(const std::vector<const RolloutPlan*>& plans, const float* rewards,
-                 const Limits& limits);
+RowSet make_rows(Plans plans, const float* rewards, const Limits& limits);
 
 }  // namespace agl

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -17,22 +19,33 @@ from agl_fast.batch.batch import Batch
 from agl_fast.batch.calls import Call, LogProbs, Rollout, TokenIds
 from agl_fast.batch.collect import Counts, collect_mismatches
 from agl_fast.batch.metrics import training_metrics
-from agl_fast.batch.options import (
-    Layout,
-    Level,
-    Options,
-    OverlongPrompt,
-    TruncatedRollouts,
-    require_int,
-)
+from agl_fast.batch.options import Layout, Level, Options, OverlongPrompt, TruncatedRollouts
 from agl_fast.batch.rewards import final_reward, read_reward
 from agl_fast.ops import rows as row_ops
 from agl_fast.ops.buffers import Buffers
+from agl_fast.ops.checks import INT32_MAX, integer
 
 logger = logging.getLogger(__name__)
 
 _NO_BASE = -1
 _TRUNCATED_ROLLOUTS = {"train": 0, "mask": 1, "zero_reward": 2}
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _one_at_a_time(
+    method: Callable[Concatenate[BatchBuilder, P], T],
+) -> Callable[Concatenate[BatchBuilder, P], T]:
+    """Rollouts arrive on threads of their own, also while a batch is being filled."""
+
+    @wraps(method)
+    def locked(self: BatchBuilder, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return locked
 
 
 @dataclass(slots=True)
@@ -49,7 +62,7 @@ class _Pending:
 
 
 class BatchBuilder:
-    """Builds batches from rollouts that arrive one by one.
+    """Builds batches from rollouts that arrive one by one. Threads may share one.
 
     Each rollout is planned when it is added, while others still run; ``finish`` only fills the
     tensors. Lists cost one pointer compare for every token that a prompt repeats of the prompt
@@ -101,6 +114,7 @@ class BatchBuilder:
         self._buffers = Buffers(target, reuse=reuse_buffers)
         self._planner = _core.Planner(trajectory=level == "trajectory")
         self._pending: dict[str, _Pending] = {}
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         """Rollouts added since the last batch."""
@@ -115,6 +129,7 @@ class BatchBuilder:
         """
         self.add_many([rollout])
 
+    @_one_at_a_time
     def add_many(self, rollouts: Iterable[Rollout]) -> None:
         """Plan many rollouts at once, on several threads. On an error the builder is as before.
 
@@ -122,24 +137,25 @@ class BatchBuilder:
             TypeError, ValueError: as for ``add``.
         """
         added: dict[str, _Pending] = {}
-        calls: list[Sequence[Call]] = []
+        all_calls: list[list[Call]] = []
         for rollout in rollouts:
-            rollout_id = rollout.rollout_id
+            rollout_id, calls = _read_rollout(rollout)
             if rollout_id in self._pending or rollout_id in added:
                 raise ValueError(f"rollout {rollout_id!r} is already in this batch")
             added[rollout_id] = _Pending(
                 rollout_id,
                 rollout.data_id,
-                final_reward(rollout_id, rollout.reward, rollout.calls),
-                len(rollout.calls),
+                final_reward(rollout_id, rollout.reward, calls),
+                len(calls),
                 rollout.status,
                 len(self._pending) + len(added),
                 open=False,
             )
-            calls.append(rollout.calls)
-        self._planner.add_many(list(added), calls)
+            all_calls.append(calls)
+        self._planner.add_many(list(added), all_calls)
         self._pending |= added
 
+    @_one_at_a_time
     def add_call(
         self,
         rollout_id: str,
@@ -191,8 +207,12 @@ class BatchBuilder:
             agent=agent,
             trainable=trainable,
         )
-        base = _NO_BASE if base_call is None else _from_zero(f"{where}: base_call", base_call)
-        keep = _from_zero(f"{where}: keep", keep)
+        base = (
+            _NO_BASE
+            if base_call is None
+            else integer(f"{where}: base_call", base_call, 0, INT32_MAX)
+        )
+        keep = integer(f"{where}: keep", keep, 0, INT32_MAX)
         if pending is None:
             self._planner.open_with(rollout_id, base, keep, call)
             pending = _Pending(rollout_id, rollout_id, None, 0, None, len(self._pending), open=True)
@@ -202,6 +222,7 @@ class BatchBuilder:
         pending.n_calls += 1
         pending.reward = pending.reward if own is None else own
 
+    @_one_at_a_time
     def close_rollout(
         self,
         rollout_id: str,
@@ -232,6 +253,7 @@ class BatchBuilder:
         pending.reward = pending.reward if given is None else given
         pending.open = False
 
+    @_one_at_a_time
     def finish(self) -> Batch:
         """Fill the tensors and begin a new batch.
 
@@ -299,6 +321,7 @@ class BatchBuilder:
                 mismatches if options.level == "trajectory" else None,
             ),
         )
+        del rows  # so that the planner may keep its memory
         self._clear()
         return batch
 
@@ -341,8 +364,8 @@ class BatchBuilder:
         owners = [entries[index] for index in rows.rollout.tolist()]
         first_call = rows.first_call.astype(np.int64)
         columns: dict[str, NDArray[Any]] = {
-            "data_id_list": np.array([entry.data_id for entry in owners], object),
-            "rollout_id_list": np.array([entry.rollout_id for entry in owners], object),
+            "data_id_list": _column((entry.data_id for entry in owners), len(owners)),
+            "rollout_id_list": _column((entry.rollout_id for entry in owners), len(owners)),
             "first_call_index_list": first_call,
             "has_rollout_log_probs": rows.has_log_probs.astype(bool),
         }
@@ -351,8 +374,20 @@ class BatchBuilder:
         return columns
 
 
-def _from_zero(name: str, value: object) -> int:
-    number = require_int(name, value)
-    if number < 0:
-        raise ValueError(f"{name} must be at least 0, got {number}")
-    return number
+def _read_rollout(rollout: Rollout) -> tuple[str, list[Call]]:
+    if not hasattr(rollout, "rollout_id") or not hasattr(rollout, "calls"):
+        raise TypeError(f"rollouts must be Rollout objects, got {rollout!r}")
+    try:
+        calls = list(rollout.calls)
+        hash(rollout.rollout_id)
+    except TypeError:
+        raise TypeError(
+            f"rollout {rollout.rollout_id!r}: calls must be a sequence of Call, and the rollout_id "
+            f"a str; got {rollout.calls!r}"
+        ) from None
+    return rollout.rollout_id, calls
+
+
+def _column(values: Iterable[Any], size: int) -> NDArray[Any]:
+    """Objects as they are, also tuples: (size,)."""
+    return np.fromiter(values, dtype=object, count=size)

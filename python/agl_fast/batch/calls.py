@@ -24,11 +24,12 @@ class Call:
         response_ids: ids it sampled, likewise.
         log_probs: one float per response token, or None.
         reward: the call's own reward (float or bool), or None.
-        response_id: calls of a rollout with the same response_id are one call recorded twice.
+        response_id: calls of a rollout with the same response_id are one call recorded twice. None
+            or "" where it has none.
         finish_reason: ``"abort"`` marks a response cut off by a weight sync: it is dropped.
-        policy_version: version of the weights that sampled it; carried along.
-        sampling: sampling parameters; carried along.
-        agent: name of the agent that made the call; carried along.
+        policy_version: version of the weights that sampled it; stays on the call.
+        sampling: sampling parameters; stays on the call.
+        agent: name of the agent that made the call; stays on the call.
         trainable: False for a judge or user simulator on the same endpoint: it is dropped.
     """
 
@@ -79,7 +80,7 @@ class Rollout:
         calls: its calls, in order.
         reward: final reward (float or bool). None or NaN: the last reward that one of its calls
             has, else the builder's ``reward_fillna_value``.
-        status: how the run ended; carried along.
+        status: how the run ended; stays on the call.
     """
 
     rollout_id: str
@@ -119,8 +120,8 @@ class Rollout:
             rollout_id, data_id, reward, status: as for ``Rollout``.
             triplets: objects with ``prompt`` and ``response`` mappings that hold ``token_ids`` (and
                 ``logprobs`` as a list of floats or of OpenAI's ``{"logprob": float, ...}``), a
-                ``reward`` and a ``metadata`` mapping (``response_id``, ``agent_name``,
-                ``finish_reason`` are read).
+                ``reward`` and a ``metadata`` mapping: ``response_id`` and ``agent_name`` are read
+                from it, the finish reason from it or from the response's ``raw_content``.
 
         Raises:
             TypeError: a triplet's prompt or response is not a mapping.
@@ -134,10 +135,10 @@ class Rollout:
                 Call(
                     _token_ids(triplet.prompt, f"{where}: prompt"),
                     _token_ids(triplet.response, f"{where}: response"),
-                    _log_probs(triplet.response.get("logprobs")),
+                    _log_probs(triplet.response.get("logprobs"), f"{where}: response['logprobs']"),
                     triplet.reward,
                     response_id=metadata.get("response_id"),
-                    finish_reason=metadata.get("finish_reason"),
+                    finish_reason=_finish_reason(triplet.response, metadata),
                     agent=metadata.get("agent_name"),
                 )
             )
@@ -153,7 +154,30 @@ def _token_ids(payload: Any, where: str) -> TokenIds:
     return token_ids
 
 
-def _log_probs(entries: Any) -> LogProbs | None:
-    if not entries:
+def _log_probs(entries: Any, where: str) -> LogProbs | None:
+    if entries is None:
         return None
-    return [entry["logprob"] if isinstance(entry, Mapping) else entry for entry in entries]
+    if not isinstance(entries, (list, tuple)):
+        return entries  # an array or tensor, or what the batch refuses
+    log_probs = []
+    for index, entry in enumerate(entries):
+        if isinstance(entry, Mapping):
+            if "logprob" not in entry:
+                raise ValueError(f"{where}[{index}] has no logprob; it has {sorted(entry)}")
+            entry = entry["logprob"]
+        log_probs.append(entry)
+    return log_probs or None
+
+
+def _finish_reason(response: Mapping[str, Any], metadata: Mapping[str, Any]) -> str | None:
+    """Where Agent-lightning's spans have it: with the call, its choice or its response."""
+    if metadata.get("finish_reason") is not None:
+        return str(metadata["finish_reason"])
+    choices = response.get("raw_content")
+    if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
+        reason = choices[0].get("finish_reason")
+        if reason is not None:
+            return str(reason)
+    of_response = metadata.get("response")
+    reasons = of_response.get("finish_reasons") if isinstance(of_response, Mapping) else None
+    return str(reasons[0]) if isinstance(reasons, (list, tuple)) and reasons else None

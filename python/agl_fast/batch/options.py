@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
+
+from agl_fast.batch.rewards import read_reward
+from agl_fast.ops.checks import INT32_MAX, INT64_MAX, INT64_MIN, integer
 
 Level = Literal["transition", "trajectory"]
 OverlongPrompt = Literal["drop", "spill"]
@@ -36,12 +37,17 @@ class Options:
         _one_of("truncated_rollouts", self.truncated_rollouts, get_args(TruncatedRollouts))
         if self.overlong_prompt is not None:
             _one_of("overlong_prompt", self.overlong_prompt, get_args(OverlongPrompt))
-        _limit("max_prompt_length", self.max_prompt_length)
-        _limit("max_response_length", self.max_response_length)
+        integer("max_prompt_length", self.max_prompt_length, 1, INT32_MAX)
+        integer("max_response_length", self.max_response_length, 1, INT32_MAX)
         if self.max_total_length is not None:
-            _limit("max_total_length", self.max_total_length)
-        require_int("pad_token_id", self.pad_token_id)
-        _finite("reward_fillna_value", self.reward_fillna_value)
+            integer("max_total_length", self.max_total_length, 1, INT32_MAX)
+        integer("pad_token_id", self.pad_token_id, INT64_MIN, INT64_MAX)
+        if read_reward(self.reward_fillna_value, "reward_fillna_value") is None:
+            error = TypeError if self.reward_fillna_value is None else ValueError
+            raise error(f"reward_fillna_value must be finite, got {self.reward_fillna_value!r}")
+        for name in ("trim", "call_index"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.tokenizer is not None and not callable(getattr(self.tokenizer, "decode", None)):
             raise TypeError(f"tokenizer must have a decode method, got {self.tokenizer!r}")
 
@@ -54,22 +60,3 @@ class Options:
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
-
-
-def require_int(name: str, value: object) -> int:
-    """The value as int; a TypeError that names it if it is none."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    return operator.index(value)
-
-
-def _limit(name: str, value: object) -> None:
-    if require_int(name, value) < 1:
-        raise ValueError(f"{name} must be at least 1, got {value!r}")
-
-
-def _finite(name: str, value: object) -> None:
-    if not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a float, got {value!r}")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value!r}")

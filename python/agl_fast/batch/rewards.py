@@ -23,7 +23,12 @@ def read_reward(value: Any, where: str) -> float | None:
         if getattr(value, "ndim", None) != 0:  # numpy and torch scalars have none
             raise TypeError(f"{where} must be a float, a bool or None, got {value!r}")
         value = value.item()
-    number = float(value)
+        if not isinstance(value, (int, float)):
+            raise TypeError(f"{where} must be a float, a bool or None, got {value!r}")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"{where} is {value!r}; rewards must be finite") from None
     if math.isnan(number):
         return None
     if abs(number) > _FLOAT32_MAX:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from agl_fast import _core
+from agl_fast.ops.checks import INT32_MAX, INT64_MAX, INT64_MIN, integer
 from agl_fast.ops.pad_ragged import pad_ragged
 
 
@@ -63,10 +64,8 @@ def _pad(
     device: torch.device | str | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if max_length is not None:
-        if isinstance(max_length, bool) or not hasattr(max_length, "__index__"):
-            raise TypeError(f"max_length must be an int or None, got {max_length!r}")
-        if max_length < 0:
-            raise ValueError(f"max_length must be at least 0, got {max_length}")
+        max_length = _width(max_length)
+    pad_token_id = integer("pad_token_id", pad_token_id, INT64_MIN, INT64_MAX)
     sequences = _core.Sequences(ids)
     width = sequences.longest if max_length is None else max_length
     if width < sequences.longest:
@@ -99,10 +98,11 @@ def get_left_padded_ids_and_attention_mask(
         ``(padded_ids, attention_mask)``; the mask is 1 on tokens and 0 on padding.
 
     Raises:
-        TypeError: ``ids`` is neither list nor tuple.
+        TypeError: ``ids`` is neither list nor tuple, or ``max_length`` no int. The ids themselves
+            are not looked at.
         ValueError: ``max_length`` is negative.
     """
-    return _core.pad_list(ids, max_length, pad_token_id, left=True)
+    return _core.pad_list(ids, _width(max_length), pad_token_id, left=True)
 
 
 def get_right_padded_ids_and_attention_mask(
@@ -112,4 +112,8 @@ def get_right_padded_ids_and_attention_mask(
 
     As ``get_left_padded_ids_and_attention_mask`` otherwise.
     """
-    return _core.pad_list(ids, max_length, pad_token_id, left=False)
+    return _core.pad_list(ids, _width(max_length), pad_token_id, left=False)
+
+
+def _width(max_length: int) -> int:
+    return integer("max_length", max_length, 0, INT32_MAX)

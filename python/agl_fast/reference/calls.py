@@ -60,7 +60,7 @@ def read_turn(rollout_id: str, index: int, call: CallLike) -> Turn:
 
 def reason_to_leave_out(call: CallLike, seen_response_ids: set[Any]) -> str | None:
     """The first of the four rules that holds, or None for a call that is laid out."""
-    if call.response_id is not None and call.response_id in seen_response_ids:
+    if call.response_id not in (None, "") and call.response_id in seen_response_ids:
         return "duplicate"
     if call.finish_reason == "abort":
         return "aborted"
