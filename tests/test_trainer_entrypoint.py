@@ -149,13 +149,19 @@ def test_a_placement_that_does_not_come_names_what_is_missing(monkeypatch):
         ("algorithm.adv_estimator", "remax"),
         ("algorithm.rollout_correction.bypass_mode", True),
         ("actor_rollout_ref.actor.calculate_sum_pi_squared", True),
+        ("critic.enable", True),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused_before_ray_starts(key, value, monkeypatch):
     monkeypatch.setattr(ray_cluster.ray, "init", None)
+    monkeypatch.setattr(entrypoint, "get_device_name", lambda: "cpu")
     refused = OmegaConf.create(
-        {"algorithm": {"adv_estimator": "grpo"}, "actor_rollout_ref": {"actor": {}}}
+        {
+            "algorithm": {"adv_estimator": "grpo"},
+            "actor_rollout_ref": {"actor": {}},
+            "critic": {"enable": False},
+        }
     )
     OmegaConf.update(refused, key, value, force_add=True)
-    with pytest.raises(ValueError, match=key.split(".")[-1]):
+    with pytest.raises(ValueError, match="critic" if "critic" in key else key.split(".")[-1]):
         entrypoint.run(config=refused, train_dataset=[{}], store=None)

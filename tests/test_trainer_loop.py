@@ -88,6 +88,7 @@ class Loop(AgentLightningTrainer):
         self.checkpoint_manager = SimpleNamespace(
             update_weights=lambda step: self.events.append(("sync", step))
         )
+        self.actor_rollout_wg = SimpleNamespace(workers=[])
         self.synced_steps = 0
 
     def _load_checkpoint(self) -> None:

@@ -9,12 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import verl_trainer_imports  # noqa: F401
 from agl_fast.verl.trainer import watch
-from agl_fast.verl.trainer.watch import SYNC_SECONDS, ServersAlive, sync_seconds, watched
+from agl_fast.verl.trainer.watch import (
+    SYNC_SECONDS,
+    ServersAlive,
+    WorkersAlive,
+    sync_seconds,
+    watched,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +115,16 @@ def test_a_server_that_answers_lives_and_a_silent_one_is_given_up(monkeypatch, a
 def test_a_server_whose_engine_is_dead_says_so(actors_live):
     with health_server(503) as address, pytest.raises(RuntimeError, match=f"{address} is dead"):
         ServersAlive([address], [object()])()
+
+
+def test_a_dead_worker_is_named_with_its_cause(monkeypatch):
+    def ask(_: object, timeout: float) -> None:
+        raise watch.ray.exceptions.RayActorError
+
+    worker = SimpleNamespace(__ray_ready__=SimpleNamespace(remote=lambda: None))
+    monkeypatch.setattr(watch.ray, "get", ask)
+    with pytest.raises(RuntimeError, match="a training worker is dead: "):
+        WorkersAlive([worker])()
 
 
 def test_a_sync_may_take_longer_the_larger_the_model(tmp_path: Path):

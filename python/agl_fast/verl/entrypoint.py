@@ -22,7 +22,7 @@ from uuid import uuid4
 import ray
 from omegaconf import OmegaConf, open_dict
 from verl.trainer.ppo.ray_trainer import ResourcePoolManager
-from verl.trainer.ppo.utils import Role, create_rl_sampler, need_reference_policy
+from verl.trainer.ppo.utils import Role, create_rl_sampler, need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
@@ -72,6 +72,7 @@ def run(
     config = config.copy()
     OmegaConf.resolve(config)
     check_config(config)
+    check_critic(config)
     with ExitStack() as ends:
         ends.enter_context(outside_event_loop())
         ends.enter_context(interruptible())
@@ -89,6 +90,15 @@ def run(
             trainer.init_workers()
             require_loadable_weights(trainer)
         trainer.fit()
+
+
+def check_critic(config: Any) -> None:
+    """Raise ValueError where there cannot be a critic."""
+    if get_device_name() == "cpu" and need_critic(config):
+        raise ValueError(
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator!r}: expected one without a "
+            "critic, as verl 0.9.1 loads its value model with flash attention, which needs a GPU"
+        )
 
 
 def trainer_arguments(config: Any, train_dataset: Any, val_dataset: Any) -> dict[str, Any]:

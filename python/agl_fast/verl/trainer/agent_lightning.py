@@ -22,7 +22,7 @@ from agl_fast.verl.trainer.datasets import columns_of, repeated
 from agl_fast.verl.trainer.metrics import configured_widths
 from agl_fast.verl.trainer.step import PpoStep, ppo_step
 from agl_fast.verl.trainer.timing import timed
-from agl_fast.verl.trainer.watch import ServersAlive, sync_seconds, watched
+from agl_fast.verl.trainer.watch import ServersAlive, WorkersAlive, sync_seconds, watched
 from agl_fast.verl.trainer.workers import WorkerGroups
 
 UPDATE_SECONDS = 4 * 3600.0
@@ -82,6 +82,7 @@ class AgentLightningTrainer(RayPPOTrainer):
         self.servers_alive = ServersAlive(
             self.llm_server_manager.get_addresses(), self.llm_server_manager.server_handles
         )
+        self.workers_alive = WorkersAlive(self.actor_rollout_wg.workers)
         self.tracking = Tracking(
             project_name=self.config.trainer.project_name,
             experiment_name=self.config.trainer.experiment_name,
@@ -243,6 +244,11 @@ class AgentLightningTrainer(RayPPOTrainer):
         # One batch: also what a subclass of the daemon makes of it.
         return metrics if n_batches == 1 else validation_metrics(validated)
 
+    def check_while_sampling(self) -> None:
+        """Raise RuntimeError where a server or a worker is dead."""
+        self.servers_alive()
+        self.workers_alive()
+
     def make_daemon(self) -> Any:
         """The daemon, made with Agent-lightning 0.3's keywords, and with ours if it takes them."""
         ours = self.config.agentlightning
@@ -277,7 +283,7 @@ class AgentLightningTrainer(RayPPOTrainer):
             },
             "max_tokens": self.config.data.max_response_length,
             "proxy_settings": OmegaConf.to_container(ours.proxy, resolve=True),
-            "check": self.servers_alive,
+            "check": self.check_while_sampling,
         }
         return self.daemon_cls(
             ours.port, rollout.n, **keywords, **_those_taken(self.daemon_cls, further)

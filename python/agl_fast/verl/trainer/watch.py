@@ -19,6 +19,7 @@ CHECK_SECONDS = 2.0
 # A server is given up when it has not answered for so long. On a busy machine it may be slow.
 SILENT_SECONDS = 45.0
 ANSWER_SECONDS = 10.0
+WORKER_SECONDS = 10.0  # between two questions to the training workers
 # The slowest way weights are expected to take to the servers.
 BYTES_PER_SECOND = 50e6
 SYNC_SECONDS = 60.0
@@ -111,7 +112,7 @@ class ServersAlive:
             try:
                 self._client.get(f"http://{address}/health").raise_for_status()
             except httpx.HTTPError as error:
-                _require_living_actor(address, handle)
+                _require_living_actor(f"vLLM server {address}", handle)
                 if isinstance(error, httpx.HTTPStatusError):
                     raise RuntimeError(f"vLLM server {address} is dead: {error}") from error
                 if time.monotonic() - since > SILENT_SECONDS:
@@ -127,11 +128,30 @@ class ServersAlive:
         self._answered_at.clear()
 
 
-def _require_living_actor(address: str, handle: Any) -> None:
+class WorkersAlive:
+    """Raises once a training worker is dead, which otherwise shows at the next update only.
+
+    Args:
+        workers: Ray actors, idle when they are asked.
+    """
+
+    def __init__(self, workers: Sequence[Any]) -> None:
+        self._workers = list(workers)
+        self._asked_at = 0.0
+
+    def __call__(self) -> None:
+        if time.monotonic() - self._asked_at < WORKER_SECONDS:
+            return
+        for worker in self._workers:
+            _require_living_actor("a training worker", worker)
+        self._asked_at = time.monotonic()
+
+
+def _require_living_actor(what: str, handle: Any) -> None:
     try:
         ray.get(handle.__ray_ready__.remote(), timeout=ANSWER_SECONDS)
     except ray.exceptions.RayActorError as error:
-        raise RuntimeError(f"vLLM server {address} is dead: {error}") from error
+        raise RuntimeError(f"{what} is dead: {error}") from error
     except ray.exceptions.GetTimeoutError:
         return  # busy, not dead
 
