@@ -214,3 +214,33 @@ def test_tuples_as_data_ids_stay_one_column() -> None:
         rollouts, max_prompt_length=2, max_response_length=2, pad_token_id=0
     )
     assert batch.columns["data_id_list"].tolist() == [("d", 0), ("d", 1)]
+
+
+@pytest.mark.parametrize(
+    ("response", "metadata"),
+    [
+        ({}, {"finish_reason": "abort"}),
+        ({"raw_content": [{"finish_reason": "abort"}]}, {}),
+        ({}, {"response": {"finish_reasons": ["abort"]}}),
+    ],
+)
+def test_an_abort_is_found_where_spans_have_it(response: Any, metadata: Any) -> None:
+    triplet = SimpleNamespace(
+        prompt={"token_ids": [1]},
+        response={"token_ids": [2], "logprobs": None, **response},
+        reward=None,
+        metadata=metadata,
+    )
+    rollout = agl_fast.Rollout.from_triplets("r", "d", [triplet])
+    assert rollout.calls[0].finish_reason == "abort"
+
+
+def test_a_log_prob_that_is_missing_is_named() -> None:
+    triplet = SimpleNamespace(
+        prompt={"token_ids": [1]},
+        response={"token_ids": [2], "logprobs": [{"token": "a"}]},
+        reward=None,
+        metadata={},
+    )
+    with pytest.raises(ValueError, match=r"rollout 'r', triplet 0: response\['logprobs'\]\[0\]"):
+        agl_fast.Rollout.from_triplets("r", "d", [triplet])
