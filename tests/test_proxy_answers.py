@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agl_fast.batch.calls import Call
-from agl_fast.verl.proxy.addresses import is_loopback, routable_address, url_host
+from agl_fast.verl.addresses import is_loopback, routable_address, url_host
 from agl_fast.verl.proxy.answers import AnswerCollector, EventReader, NoTokenIdsError, read_answer
 from agl_fast.verl.proxy.fleet import Fleet
 from agl_fast.verl.proxy.recorder import RecordedCall, Recorder

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agl_fast.verl.proxy.addresses import is_loopback, routable_address, url_host
+from agl_fast.verl.addresses import is_loopback, routable_address, url_host
 from agl_fast.verl.proxy.fleet import Fleet
 from agl_fast.verl.proxy.recorder import Recorder
 from agl_fast.verl.proxy.sampling import Phase, PhaseName, SamplingPolicy
