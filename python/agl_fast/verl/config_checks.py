@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from collections.abc import Iterator
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+
+from agl_fast.verl.addresses import is_loopback
 
 AT_LEAST_ONE = (
     "data.train_batch_size",
@@ -95,20 +96,11 @@ def _check_servers(config: DictConfig) -> None:
             config, key, f"a divisor of trainer.nnodes × trainer.n_gpus_per_node = {gpus}"
         )
     proxy = config.agentlightning.proxy
-    if not _is_loopback(proxy.host) and not proxy.api_key:
+    if not is_loopback(proxy.host) and not proxy.api_key:
         raise ValueError(
             f"agentlightning.proxy.host={proxy.host!r}: expected agentlightning.proxy.api_key to "
             "be set as well, as others can reach the server"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _without_effect(config: DictConfig) -> Iterator[str]:
