@@ -1,6 +1,7 @@
 """Imports point one way, and files stay small.
 
-algorithm -> verl.{entrypoint -> trainer -> daemon -> proxy} -> batch -> ops -> _core, _cuda
+quickstart -> algorithm -> verl.{entrypoint -> trainer -> daemon -> proxy} -> batch -> ops
+    -> _core, _cuda
 
 Read from the sources, so that imports inside functions and TYPE_CHECKING blocks count, too.
 """
@@ -17,6 +18,7 @@ PACKAGE = ROOT / "python" / "agl_fast"
 
 # Top to bottom: a room uses itself and the rooms below it. `agl_fast/__init__.py` opens them all.
 STOREYS = [
+    {"quickstart"},
     {"algorithm"},
     # what starts a run, and what says whether one could start
     {"verl.entrypoint", "verl.quickstart", "verl.loop", "verl.session", "doctor"},
