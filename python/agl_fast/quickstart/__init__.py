@@ -1,1 +1,1 @@
-"""`python -m agl_fast.quickstart`: an agent that uses a tool learns how, trained by `VERL`."""
+"""An agent that uses a tool: its task, a tiny model for it, settings for `VERL` and a report."""

@@ -22,10 +22,12 @@ VAL_THINGS = ("candles", "islands")
 
 INSTRUCTION = "Find the number with the tool, then say that it is found."
 FOUND = "It is found."
+# In the order in which vLLM writes it into the prompt; without a description it writes null there.
 GUESS_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "guess",
+        "description": "Guess the number.",
         "parameters": {"type": "object", "properties": {"number": {"type": "integer"}}},
     },
 }
