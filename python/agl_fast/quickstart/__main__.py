@@ -1,0 +1,157 @@
+"""`python -m agl_fast.quickstart`: train an agent that uses a tool, end to end.
+
+Without arguments: a tiny model that is made here, on the CPU, in minutes. With the environment
+variables MODEL=name-or-folder and DEVICE=cuda: that model on GPUs, along the same path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from agl_fast.verl.console import Console
+
+ENVIRONMENT = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "DO_NOT_TRACK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+CPU_ENVIRONMENT = {
+    "VERL_PLATFORM": "cpu",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    # The actor and the server take turns on the same cores.
+    "OMP_NUM_THREADS": "1",
+}
+IMPORT_SECONDS, MODEL_SECONDS = 300.0, 300.0
+N_RUNNERS = 2
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m agl_fast.quickstart")
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of run directories")
+    parser.add_argument(
+        "--min-reward", type=float, default=0.8, help="validation reward that the run must reach"
+    )
+    parser.add_argument("--verbose", action="store_true", help="show what verl, Ray and vLLM print")
+    options = parser.parse_args()
+    model, device = os.environ.get("MODEL"), os.environ.get("DEVICE", "cpu")
+    if device not in ("cpu", "cuda"):
+        parser.error(f"DEVICE={device}: expected cpu or cuda")
+    if device == "cuda" and model is None:
+        parser.error("DEVICE=cuda: expected MODEL=name-or-folder as well")
+
+    run_folder = options.runs.resolve() / time.strftime("quickstart-agent-%Y%m%d-%H%M%S")
+    run_folder.mkdir(parents=True)
+    os.environ.update(ENVIRONMENT | (CPU_ENVIRONMENT if device == "cpu" else {}))
+    os.environ["VERL_FILE_LOGGER_PATH"] = str(run_folder / "metrics.jsonl")
+    console = Console(run_folder, verbose=options.verbose)
+    console.say(f"agl_fast quickstart, run directory {run_folder}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        reached = train(console, run_folder, model, options.steps, options.seed)
+        if not reached >= options.min_reward:
+            raise RuntimeError(
+                f"validation reward {reached:.3f}, expected at least {options.min_reward}"
+            )
+    except (KeyboardInterrupt, SystemExit) as stop:
+        console.say(f"\nstopped by {type(stop).__name__}; logs are in {run_folder}")
+        return 1
+    except Exception as error:
+        traceback.print_exc(file=console.out)
+        console.say(f"\nFAILED with {type(error).__name__}; logs are in {run_folder}")
+        return 1
+    return 0
+
+
+def train(console: Console, run_folder: Path, model: str | None, steps: int, seed: int) -> float:
+    """The whole run.
+
+    Args:
+        model: None: make the tiny one.
+
+    Returns:
+        The last validation reward.
+    """
+    with console.phase("imports", IMPORT_SECONDS):
+        # Only now: verl, Ray and vLLM read the environment when they are imported.
+        import agentlightning as agl
+
+        from agl_fast.algorithm import VERL
+        from agl_fast.quickstart.agent import find_the_number
+        from agl_fast.quickstart.number_game import TRAIN_THINGS, VAL_THINGS, samples
+        from agl_fast.quickstart.reporting import reporting_to
+        from agl_fast.quickstart.run_log import RunLog
+        from agl_fast.quickstart.settings import verl_settings
+        from agl_fast.quickstart.tiny_model import make_tiny_model
+    if model is None:
+        with console.phase("tiny model, tokenizer and supervised warm-up", MODEL_SECONDS):
+            make_tiny_model(run_folder / "model", seed=seed)
+
+    log = RunLog(console.say, steps)
+    trainer_cls, daemon_cls = reporting_to(log)
+    algorithm = VERL(
+        verl_settings(run_folder, model=model, steps=steps, seed=seed),
+        trainer_cls=trainer_cls,
+        daemon_cls=daemon_cls,
+    )
+    console.say("starting Ray, FSDP2 and vLLM (one to three minutes) ...")
+    start = time.monotonic()
+    agl.Trainer(
+        algorithm=algorithm,
+        n_runners=N_RUNNERS,
+        # The default tracer instruments openai, and fails where an answer carries token ids.
+        tracer=agl.OtelTracer(),
+        strategy={"type": "cs", "server_port": free_port()},
+    ).fit(
+        find_the_number,
+        train_dataset=samples(TRAIN_THINGS),
+        val_dataset=samples(VAL_THINGS),
+    )
+    if len(log.rewards) < steps:
+        # Agent-lightning's Trainer returns, too, when Ctrl-C ends its algorithm.
+        raise RuntimeError(f"the run ended after {len(log.rewards)} of {steps} steps")
+    console.say(f"start, training and end took {time.monotonic() - start:.0f} s")
+    return report(console, run_folder, log, model or str(run_folder / "model"))
+
+
+def report(console: Console, run_folder: Path, log: Any, model: str) -> float:
+    """Print the table and one game before and after, and write the report."""
+    from transformers import AutoTokenizer
+
+    from agl_fast.quickstart.report import plain_table, table_of, write_report
+    from agl_fast.quickstart.trajectory import marked, pieces_of
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    first, last = min(log.games), max(log.games)
+    lost = next((n for n, game in enumerate(log.games[first]) if not game.reward), 0)
+    games = {
+        f"{when} training (reward {game.reward:g})": pieces_of(game, tokenizer)
+        for when, game in (("Before", log.games[first][lost]), ("After", log.games[last][lost]))
+    }
+    for title, rows in games.items():
+        console.say(f"\n{title}; trained tokens stand between « and »\n{marked(rows)}")
+    console.say(f"\n{plain_table(table_of(log))}\n")
+    for file in write_report(run_folder, log, games):
+        console.say(f"  {file}")
+    return float(log.validations[last])
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
