@@ -1,7 +1,6 @@
 """Imports point one way, and files stay small.
 
-quickstart -> algorithm -> verl.{entrypoint -> trainer -> daemon -> proxy} -> batch -> ops
-    -> _core, _cuda
+algorithm -> verl.{entrypoint -> trainer -> daemon -> proxy} -> batch -> ops -> _core, _cuda
 
 Read from the sources, so that imports inside functions and TYPE_CHECKING blocks count, too.
 """
@@ -18,7 +17,6 @@ PACKAGE = ROOT / "python" / "agl_fast"
 
 # Top to bottom: a room uses itself and the rooms below it. `agl_fast/__init__.py` opens them all.
 STOREYS = [
-    {"quickstart"},
     {"algorithm"},
     # what starts a run, and what says whether one could start
     {"verl.entrypoint", "verl.quickstart", "verl.loop", "verl.session", "doctor"},
