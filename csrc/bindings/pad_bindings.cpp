@@ -12,12 +12,10 @@
 #include "core/pad.h"
 #include "core/parallel.h"
 #include "core/parse.h"
+#include "core/stores.h"
 
 namespace agl::bindings {
 namespace {
-
-// Past this many bytes the output outgrows the caches it would be written through.
-constexpr int64_t kStreamingBytes = int64_t{16} << 20;
 
 bool is_one_sequence(py::handle ids) {
   if (!PyList_Check(ids.ptr()) && !PyTuple_Check(ids.ptr())) return true;

@@ -8,9 +8,6 @@
 namespace agl {
 namespace {
 
-// Past this many bytes the output outgrows the caches it would be written through.
-constexpr int64_t kStreamingBytes = int64_t{16} << 20;
-
 // One (R,)-shaped slice of response_mask, call_index, scores and log_probs, without its padding.
 template <Stores kStores>
 void fill_segments(const Row& row, int64_t* mask, int64_t* calls, float* scores, float* log_probs) {

@@ -13,6 +13,9 @@ namespace agl {
 // read before it is evicted, so streaming spares it the read that every cached store begins with.
 enum class Stores { kCached, kStreaming };
 
+// From this many bytes on, output outgrows the caches it would be written through.
+constexpr int64_t kStreamingBytes = int64_t{16} << 20;
+
 // Sequential writers. Each returns the end of what it wrote.
 template <Stores kStores>
 struct Writer;
