@@ -51,6 +51,46 @@ def test_rows_of_a_step():
     assert metrics["training/rollout_seconds/run_max"] <= metrics["training/rollout_seconds/wall"]
 
 
+class Onlooker(AgentModeDaemon):
+    """Keeps what it is shown."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen = []
+
+    def rollout_finished(self, outcome) -> None:
+        self.seen.append((outcome.sample["question"], outcome.status, outcome.reward))
+
+
+def second_fails(run) -> float:
+    if run.input["question"] == "q1":
+        raise RuntimeError("the agent crashed")
+    return one_call(run)
+
+
+def test_a_subclass_sees_every_finished_rollout_and_rows_stay_as_they_are():
+    with daemon_bench(daemon_cls=Onlooker, train_rollout_n=1) as bench:
+        rows, _ = bench.train(second_fails, 3)
+        expected = [("q0", "succeeded", 1.0), ("q1", "failed", None), ("q2", "succeeded", 1.0)]
+        assert bench.daemon.seen == expected
+        assert len(rows) == 2
+        bench.run(second_fails, 3, is_train=False)
+        assert bench.daemon.seen == 2 * expected
+
+
+class Complaining(AgentModeDaemon):
+    def rollout_finished(self, outcome) -> None:
+        raise KeyError("my own mistake")
+
+
+def test_what_rollout_finished_raises_ends_the_wait():
+    with (
+        daemon_bench(daemon_cls=Complaining) as bench,
+        pytest.raises(KeyError, match="my own mistake"),
+    ):
+        bench.run(one_call)
+
+
 def test_rows_are_those_of_the_reference():
     with daemon_bench(trace_aggregator={"level": "trajectory", "trim": False}) as bench:
         taken = {}

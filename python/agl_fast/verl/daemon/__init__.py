@@ -8,9 +8,10 @@ import os
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 from agl_fast.verl.daemon.agent_mode import AgentModeDaemon
+from agl_fast.verl.daemon.outcomes import Outcome
 from agl_fast.verl.daemon.validation import ValidatedRollout, validation_metrics
 from agl_fast.verl.span_export import send_spans_to_the_store
 
-__all__ = ["AgentModeDaemon", "ValidatedRollout", "validation_metrics"]
+__all__ = ["AgentModeDaemon", "Outcome", "ValidatedRollout", "validation_metrics"]
 
 send_spans_to_the_store()

@@ -304,7 +304,18 @@ class AgentModeDaemon:
         collect = self._batch.collect(self._take, verbose=verbose)
         self._loop.run(collect, what="waiting for rollouts", meanwhile=self.check)
 
+    def rollout_finished(self, outcome: Outcome) -> None:
+        """Called with each rollout of a training or validation batch; nothing by default.
+
+        For subclasses that want to see what agents did: print it, keep it, count it. Called on the
+        daemon's own thread while other rollouts run, in the order in which the rollouts were
+        enqueued, before a training rollout becomes rows (so failed ones come here, too). It should
+        return soon: nothing else is taken meanwhile. What it raises ends
+        ``run_until_all_finished``. The calls are the ones that are trained on: read them only.
+        """
+
     def _take(self, outcome: Outcome) -> None:
+        self.rollout_finished(outcome)
         if self.is_train:
             self._rows.add(outcome)
 
@@ -360,18 +371,10 @@ class AgentModeDaemon:
             RuntimeError: this is not a validation, or rollouts are still running.
         """
         finished = self._finished(is_train=False)
-        self.validated_rollouts = [self._validated(each) for each in finished.outcomes]
+        self.validated_rollouts = [
+            ValidatedRollout.of(each, self.reward_fillna_value) for each in finished.outcomes
+        ]
         return validation_metrics(self.validated_rollouts)
-
-    def _validated(self, outcome: Outcome) -> ValidatedRollout:
-        source = outcome.sample.get("data_source")
-        return ValidatedRollout(
-            None if source is None else str(source),
-            self.reward_fillna_value if outcome.reward is None else outcome.reward,
-            outcome.reward is not None,
-            tuple(len(call.response_ids) for call in outcome.calls if call.trainable),
-            outcome.failed,
-        )
 
     def clear_data_and_server(self) -> None:
         """Forget the data. Rollouts that have not ended are cancelled in the store."""

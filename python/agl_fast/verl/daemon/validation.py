@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agl_fast.verl.daemon.outcomes import Outcome
+
 
 @dataclass(frozen=True, slots=True)
 class ValidatedRollout:
@@ -24,6 +26,17 @@ class ValidatedRollout:
     has_reward: bool
     response_lengths: tuple[int, ...]
     failed: bool
+
+    @classmethod
+    def of(cls, outcome: Outcome, reward_fillna_value: float) -> ValidatedRollout:
+        source = outcome.sample.get("data_source")
+        return cls(
+            None if source is None else str(source),
+            reward_fillna_value if outcome.reward is None else outcome.reward,
+            outcome.reward is not None,
+            tuple(len(call.response_ids) for call in outcome.calls if call.trainable),
+            outcome.failed,
+        )
 
 
 def validation_metrics(rollouts: Sequence[ValidatedRollout]) -> dict[str, float]:
