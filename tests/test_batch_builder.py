@@ -244,3 +244,22 @@ def test_a_log_prob_that_is_missing_is_named() -> None:
     )
     with pytest.raises(ValueError, match=r"rollout 'r', triplet 0: response\['logprobs'\]\[0\]"):
         agl_fast.Rollout.from_triplets("r", "d", [triplet])
+
+
+def test_the_table_keeps_rewards_and_credits_of_calls():
+    calls = [agl_fast.Call([1], [2], credit=0.5), agl_fast.Call([9], [8], reward=1)]
+    plain = agl_fast.Call([1], [2])
+    rollouts = [agl_fast.Rollout("a", "g", calls), agl_fast.Rollout("b", "g", [plain], 1.0)]
+    batch = agl_fast.build_batch(
+        rollouts, max_prompt_length=2, max_response_length=2, pad_token_id=0
+    )
+    rewarded, other = batch.rollouts
+    assert (rewarded.call_rewards, rewarded.call_credits) == ((None, 1.0), (0.5, 1.0))
+    assert (other.call_rewards, other.call_credits) == (None, None)
+
+
+@pytest.mark.parametrize(("credit", "error"), [("1", TypeError), (float("inf"), ValueError)])
+def test_a_wrong_credit_is_named(credit, error):
+    rollout = agl_fast.Rollout("a", "g", [agl_fast.Call([1], [2], credit=credit)])
+    with pytest.raises(error, match="rollout 'a', call 0: credit"):
+        agl_fast.build_batch([rollout], max_prompt_length=2, max_response_length=2, pad_token_id=0)

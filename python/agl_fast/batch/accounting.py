@@ -64,6 +64,9 @@ class RolloutEntry:
         accounting: its sampled tokens by class.
         truncated: a sampled token was lost to the response limits.
         status: as given.
+        call_rewards: one entry a call, as given; None where no call has one, or where ``reward``
+            was zeroed.
+        call_credits: one entry a call, as given; None where all are 1.
     """
 
     rollout_id: str
@@ -75,6 +78,8 @@ class RolloutEntry:
     accounting: Accounting
     truncated: bool
     status: str | None
+    call_rewards: tuple[float | None, ...] | None = None
+    call_credits: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -20,7 +19,8 @@ from agl_fast.batch.calls import Call, LogProbs, Rollout, TokenIds
 from agl_fast.batch.collect import Counts, collect_mismatches
 from agl_fast.batch.metrics import training_metrics
 from agl_fast.batch.options import Layout, Level, Options, OverlongPrompt, TruncatedRollouts
-from agl_fast.batch.rewards import final_reward, read_reward
+from agl_fast.batch.pending import Pending
+from agl_fast.batch.rewards import read_credit, read_reward
 from agl_fast.ops import rows as row_ops
 from agl_fast.ops.buffers import Buffers
 from agl_fast.ops.checks import INT32_MAX, integer
@@ -46,19 +46,6 @@ def _one_at_a_time(
             return method(self, *args, **kwargs)
 
     return locked
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A rollout that is planned; its reward is settled when the batch is built."""
-
-    rollout_id: str
-    data_id: str
-    reward: float | None
-    n_calls: int
-    status: str | None
-    index: int
-    open: bool
 
 
 class BatchBuilder:
@@ -113,7 +100,7 @@ class BatchBuilder:
         target = torch.device("cpu" if device is None else device)
         self._buffers = Buffers(target, reuse=reuse_buffers)
         self._planner = _core.Planner(trajectory=level == "trajectory")
-        self._pending: dict[str, _Pending] = {}
+        self._pending: dict[str, Pending] = {}
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
@@ -136,21 +123,13 @@ class BatchBuilder:
         Raises:
             TypeError, ValueError: as for ``add``.
         """
-        added: dict[str, _Pending] = {}
+        added: dict[str, Pending] = {}
         all_calls: list[list[Call]] = []
         for rollout in rollouts:
             rollout_id, calls = _read_rollout(rollout)
             if rollout_id in self._pending or rollout_id in added:
                 raise ValueError(f"rollout {rollout_id!r} is already in this batch")
-            added[rollout_id] = _Pending(
-                rollout_id,
-                rollout.data_id,
-                final_reward(rollout_id, rollout.reward, calls),
-                len(calls),
-                rollout.status,
-                len(self._pending) + len(added),
-                open=False,
-            )
+            added[rollout_id] = Pending.of(rollout, calls, len(self._pending) + len(added))
             all_calls.append(calls)
         self._planner.add_many(list(added), all_calls)
         self._pending |= added
@@ -172,6 +151,7 @@ class BatchBuilder:
         sampling: Mapping[str, Any] | None = None,
         agent: str | None = None,
         trainable: bool = True,
+        credit: float = 1.0,
     ) -> None:
         """Plan one call of a running rollout, coded as a difference to an earlier one.
 
@@ -184,7 +164,7 @@ class BatchBuilder:
             base_call: index of an earlier call of it; None for none, then ``keep`` is 0.
             keep: tokens taken over from it.
             prompt_tail: ids after those.
-            response_ids, log_probs, …, trainable: as for ``Call``.
+            response_ids, log_probs, …, credit: as for ``Call``.
 
         Raises:
             TypeError, ValueError: as for ``add``.
@@ -192,9 +172,10 @@ class BatchBuilder:
         pending = self._pending.get(rollout_id)
         if pending is not None and not pending.open:
             raise ValueError(f"rollout {rollout_id!r} is already complete in this batch")
-        n_calls = 0 if pending is None else pending.n_calls
+        n_calls = 0 if pending is None else len(pending.call_rewards)
         where = f"rollout {rollout_id!r}, call {n_calls}"
         own = read_reward(reward, f"{where}: reward")
+        credit = read_credit(credit, f"{where}: credit")
         call = Call(
             prompt_tail,
             response_ids,
@@ -215,11 +196,12 @@ class BatchBuilder:
         keep = integer(f"{where}: keep", keep, 0, INT32_MAX)
         if pending is None:
             self._planner.open_with(rollout_id, base, keep, call)
-            pending = _Pending(rollout_id, rollout_id, None, 0, None, len(self._pending), open=True)
+            pending = Pending(rollout_id, rollout_id, None, None, len(self._pending), open=True)
             self._pending[rollout_id] = pending
         else:
             self._planner.add_call(pending.index, rollout_id, base, keep, call)
-        pending.n_calls += 1
+        pending.call_rewards.append(own)
+        pending.call_credits.append(credit)
         pending.reward = pending.reward if own is None else own
 
     @_one_at_a_time
@@ -281,23 +263,18 @@ class BatchBuilder:
             raise EmptyBatchError(
                 f"none of {len(pending)} rollouts gave a row; {accounting}", accounting
             )
-        zeroed = options.truncated_rollouts == "zero_reward"
+        zeroes = options.truncated_rollouts == "zero_reward"
         entries = [
-            RolloutEntry(
-                each.rollout_id,
-                each.data_id,
-                0.0 if zeroed and truncated else reward,
-                each.reward is not None,
-                each.n_calls,
+            each.entry(
+                options.reward_fillna_value,
                 n_rows,
                 counts.of_rollout(index),
-                truncated,
-                each.status,
+                truncated=truncated,
+                zeroed=zeroes and truncated,
             )
-            for index, (each, reward, n_rows, truncated) in enumerate(
+            for index, (each, n_rows, truncated) in enumerate(
                 zip(
                     pending,
-                    rewards,
                     counts.column("rows").tolist(),
                     counts.column("lost_tokens").astype(bool).tolist(),
                     strict=True,

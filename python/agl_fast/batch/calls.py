@@ -31,6 +31,7 @@ class Call:
         sampling: sampling parameters; stays on the call.
         agent: name of the agent that made the call; stays on the call.
         trainable: False for a judge or user simulator on the same endpoint: it is dropped.
+        credit: share of its rollout's advantage that its tokens get; stays on the call.
     """
 
     prompt_ids: TokenIds
@@ -43,6 +44,7 @@ class Call:
     sampling: Mapping[str, Any] | None
     agent: str | None
     trainable: bool
+    credit: float
 
     def __init__(
         self,
@@ -57,6 +59,7 @@ class Call:
         sampling: Mapping[str, Any] | None = None,
         agent: str | None = None,
         trainable: bool = True,
+        credit: float = 1.0,
     ) -> None:
         self.prompt_ids = prompt_ids
         self.response_ids = response_ids
@@ -68,6 +71,7 @@ class Call:
         self.sampling = sampling
         self.agent = agent
         self.trainable = trainable
+        self.credit = credit
 
 
 @dataclass(slots=True, eq=False, init=False)

@@ -36,21 +36,60 @@ def read_reward(value: Any, where: str) -> float | None:
     return number
 
 
-def final_reward(rollout_id: str, reward: Any, calls: Sequence[Call]) -> float | None:
-    """The rollout's reward: the given one, else the last that a call has; None if there is none.
+def read_rewards(rollout_id: str, calls: Sequence[Call]) -> list[float | None]:
+    """Every call's own reward, also those that do not count.
 
-    Every reward is checked, also those that do not count.
+    Raises:
+        TypeError, ValueError: as for ``read_reward``.
     """
-    given = read_reward(reward, f"rollout {rollout_id!r}: reward")
-    last = None
+    rewards: list[float | None] = []
     for index, call in enumerate(calls):
         try:
-            reward_of_call = call.reward
+            reward = call.reward
         except AttributeError:
             raise TypeError(
                 f"rollout {rollout_id!r}: calls[{index}] must be a Call, got {call!r}"
             ) from None
-        if reward_of_call is not None:
-            own = read_reward(reward_of_call, f"rollout {rollout_id!r}, call {index}: reward")
-            last = last if own is None else own
-    return last if given is None else given
+        if reward is not None:
+            reward = read_reward(reward, f"rollout {rollout_id!r}, call {index}: reward")
+        rewards.append(reward)
+    return rewards
+
+
+def final_reward(
+    rollout_id: str, reward: Any, call_rewards: Sequence[float | None]
+) -> float | None:
+    """The rollout's reward: the given one, else the last that a call has; None if there is none."""
+    given = read_reward(reward, f"rollout {rollout_id!r}: reward")
+    if given is not None:
+        return given
+    return next((own for own in reversed(call_rewards) if own is not None), None)
+
+
+def read_credits(rollout_id: str, calls: Sequence[Call]) -> list[float]:
+    """Every call's credit.
+
+    Raises:
+        TypeError, ValueError: as for ``read_credit``.
+    """
+    # What stands in for a call need not know of credit.
+    given = [getattr(call, "credit", 1.0) for call in calls]
+    if given.count(1.0) == len(given):
+        return given
+    return [
+        read_credit(credit, f"rollout {rollout_id!r}, call {index}: credit")
+        for index, credit in enumerate(given)
+    ]
+
+
+def read_credit(value: Any, where: str) -> float:
+    """A credit as float.
+
+    Raises:
+        TypeError: it is not a number. ValueError: it is not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{where} must be a float, got {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{where} is {value!r}; credits must be finite")
+    return float(value)

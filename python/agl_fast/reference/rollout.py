@@ -8,7 +8,7 @@ from typing import Any
 from agl_fast.batch.accounting import Accounting, Mismatch, RolloutEntry
 from agl_fast.reference.calls import RolloutLike, Turn, read_turn, reason_to_leave_out
 from agl_fast.reference.chains import chain_per_call, merge_into_chains
-from agl_fast.reference.rewards import final_reward
+from agl_fast.reference.rewards import credits_of_calls, final_reward, rewards_of_calls
 from agl_fast.reference.rows import Limits, Row, count, cut, drop_reason, is_truncated
 
 
@@ -38,9 +38,10 @@ def lay_out_rollout(
     cut_chains = [cut(chain, limits) for chain in chains]
 
     reward, has_reward = final_reward(rollout, reward_fillna_value)
+    of_calls = rewards_of_calls(rollout)
     truncated = is_truncated(cut_chains)
     if truncated and truncated_rollouts == "zero_reward":
-        reward = 0.0
+        reward, of_calls = 0.0, None
 
     rows: list[Row] = []
     for chain in cut_chains:
@@ -70,6 +71,8 @@ def lay_out_rollout(
         accounting=accounting,
         truncated=truncated,
         status=rollout.status,
+        call_rewards=of_calls,
+        call_credits=credits_of_calls(rollout),
     )
     return LaidOutRollout(rows, entry, mismatches)
 
