@@ -93,6 +93,46 @@ def test_run_needs_a_store(runs: list[Any]) -> None:
     assert runs == []
 
 
+def test_several_llms_are_refused_and_other_resources_said_to_be_left_out(
+    runs: list[Any], adapter: Adapter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import agentlightning
+
+    judge = agentlightning.LLM(endpoint="http://judge/v1", model="judge")
+    algorithm = make_algorithm(adapter)
+    algorithm.set_initial_resources({"main_llm": judge, "judge": judge})
+    with pytest.raises(ValueError, match="initial_resources has the LLMs judge: expected none"):
+        algorithm.run(range(16), range(2))
+    assert runs == []
+    template = agentlightning.PromptTemplate(template="{x}", engine="f-string")
+    algorithm.set_initial_resources({"prompt": template})
+    capsys.readouterr()
+    algorithm.run(range(16), range(2))
+    assert len(runs) == 1
+    assert "initial_resources (prompt) are not passed on" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("strategy", "is_refused"), [("shm", True), ("cs", False)])
+def test_several_runners_in_one_process_are_refused(
+    runs: list[Any], adapter: Adapter, strategy: str, is_refused: bool
+) -> None:
+    import agentlightning
+
+    options = {"type": strategy, "n_runners": 2}
+    if strategy == "shm":
+        options["main_thread"] = "algorithm"
+    trainer = agentlightning.Trainer(n_runners=2, strategy=options)
+    algorithm = make_algorithm(adapter)
+    algorithm.set_trainer(trainer)
+    if not is_refused:
+        algorithm.run(range(16), range(2))
+        assert len(runs) == 1
+        return
+    with pytest.raises(ValueError, match="strategy='shm' with n_runners=2: expected n_runners=1"):
+        algorithm.run(range(16), range(2))
+    assert runs == []
+
+
 def test_notices_are_printed_once_a_run(
     runs: list[Any], adapter: Adapter, capsys: pytest.CaptureFixture[str]
 ) -> None:

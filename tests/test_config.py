@@ -201,6 +201,7 @@ def test_key_that_verl_has_no_place_for_is_refused() -> None:
         ("agentlightning.port", 70000, "a port"),
         ("agentlightning.llm_timeout_seconds", 0, "above 0"),
         ("agentlightning.rollout_deadline_seconds", -1.0, "above 0"),
+        (f"{ROLLOUT}.temperature", 0.0, "above 0"),
         ("agentlightning.reward_fillna_value", float("nan"), "finite"),
         ("agentlightning.failed_rollouts", "drop", "one of skip, zero"),
         ("agentlightning.sampling", "ask", "one of enforce, allow"),

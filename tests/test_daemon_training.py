@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 
 import numpy as np
@@ -174,7 +175,7 @@ class Spelling:
 
 
 @pytest.mark.parametrize(("debug", "kind"), [(True, "retokenised"), (False, "history_rewritten")])
-def test_mismatches_are_counted(debug, kind):
+def test_mismatches_are_counted_and_written_down(debug, kind, tmp_path):
     def respond(request):
         spelled = prompt_ids_of(request.body["messages"])
         text = Spelling().decode(spelled)
@@ -183,7 +184,8 @@ def test_mismatches_are_counted(debug, kind):
             spelled = [*map(ord, before), 1000, *map(ord, after)]
         return Answer(text="hello", token_ids=HELLO, prompt_token_ids=spelled)
 
-    aggregator = {"level": "trajectory", "debug": debug}
+    folder = tmp_path / "cases"
+    aggregator = {"level": "trajectory", "debug": debug, "mismatch_log_dir": str(folder)}
     with daemon_bench(
         train_rollout_n=1, trace_aggregator=aggregator, tokenizer=Spelling()
     ) as bench:
@@ -192,6 +194,20 @@ def test_mismatches_are_counted(debug, kind):
     assert len(rows) == 2
     assert metrics[f"training/mismatches/{kind}"] == 1
     assert metrics["training/n_unmerged_rollouts"] == 1
+    if not debug:
+        assert not folder.exists()
+        return
+    rollout_id = rows.non_tensor_batch["rollout_id_list"][0]
+    (path,) = folder.iterdir()
+    assert path.name == f"{rollout_id}-1.json"
+    case = json.loads(path.read_text())
+    assert case["kind"] == kind
+    assert (case["rollout_id"], case["call"], case["closest_call"]) == (rollout_id, 1, 0)
+    assert case["index"] == len(prompt_ids_of(say("q0"))) + 1  # the role's letter is the same
+    assert case["expected_ids"] == HELLO[1:]
+    assert case["found_ids"][:2] == [1000, ord("\n")]
+    assert case["before"].endswith("q0\na")
+    assert (case["expected"], case["found"][:6]) == ("hello\n", "hello\n")
 
 
 def test_limits_may_change_from_step_to_step():

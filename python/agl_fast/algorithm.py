@@ -10,6 +10,8 @@ from typing import Any
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 from agentlightning.algorithm import Algorithm
+from agentlightning.execution import SharedMemoryExecutionStrategy
+from agentlightning.types import LLM
 from omegaconf import DictConfig
 
 from agl_fast.verl.config import compose
@@ -37,6 +39,14 @@ class VERL(Algorithm):
         agentlightning.Trainer(algorithm=algorithm, n_runners=8).fit(
             agent, train_dataset=tasks, val_dataset=more_tasks
         )
+
+    Agents find the policy as the resource `main_llm`; it is the only one. Other models, such as a
+    judge, are called under their own address.
+
+    Agent-lightning's default strategy (client-server) runs every runner in a process of its own
+    and the algorithm in the main one. With the strategy `shm` there can be one runner only, as
+    Agent-lightning's tracer follows one rollout at a time in a process; give it
+    `main_thread="algorithm"` too, because a thread cannot be interrupted when a server dies.
 
     Args:
         config: laid over verl's `ppo_trainer` defaults and `agl_fast/verl/config.yaml`, which
@@ -79,10 +89,14 @@ class VERL(Algorithm):
 
         Raises:
             ValueError: there are fewer samples than `data.train_batch_size`, or nothing to
-                validate on though `trainer.val_only` is set, or no store.
+                validate on though `trainer.val_only` is set, or no store; there are several LLMs,
+                or several runners in one process.
         """
         config = self.config.copy()
         _require_samples(config, train_dataset)
+        _require_one_llm(self.get_initial_resources() or {})
+        if self._trainer_ref is not None:
+            _require_one_runner_a_process(self.get_trainer().strategy)
         for line in self.notices:
             print(f"agl_fast: {line}")
         if val_dataset is None or len(val_dataset) == 0:
@@ -113,6 +127,33 @@ def _require_samples(config: DictConfig, train_dataset: Any) -> None:
         raise ValueError(
             f"train_dataset has {len(train_dataset)} samples: expected at least "
             f"data.train_batch_size={batch_size}"
+        )
+
+
+def _require_one_llm(initial_resources: Mapping[str, Any]) -> None:
+    others = [
+        name
+        for name, resource in initial_resources.items()
+        if isinstance(resource, LLM) and name != "main_llm"
+    ]
+    if others:
+        raise ValueError(
+            f"initial_resources has the LLMs {', '.join(others)}: expected none, as one model is "
+            "trained, main_llm; agents call other models under their own address"
+        )
+    if initial_resources:
+        print(
+            f"agl_fast: initial_resources ({', '.join(initial_resources)}) are not passed on: "
+            "rollouts get main_llm alone, as in Agent-lightning 0.3"
+        )
+
+
+def _require_one_runner_a_process(strategy: Any) -> None:
+    if isinstance(strategy, SharedMemoryExecutionStrategy) and strategy.n_runners > 1:
+        raise ValueError(
+            f"strategy='shm' with n_runners={strategy.n_runners}: expected n_runners=1, or the "
+            "default strategy, as Agent-lightning's tracer follows one rollout at a time in a "
+            "process"
         )
 
 

@@ -24,7 +24,11 @@ AT_LEAST_ONE = (
     "agentlightning.trace_aggregator.trajectory_max_response_length",
     "agentlightning.trace_aggregator.trajectory_max_total_length",
 )
-ABOVE_ZERO = ("agentlightning.llm_timeout_seconds", "agentlightning.rollout_deadline_seconds")
+ABOVE_ZERO = (
+    "agentlightning.llm_timeout_seconds",
+    "agentlightning.rollout_deadline_seconds",
+    "actor_rollout_ref.rollout.temperature",  # the actor divides logits by it
+)
 PORTS = ("agentlightning.port", "agentlightning.proxy.port")
 ONLY = {
     "actor_rollout_ref.rollout.name": (("vllm",), "the proxy asks vLLM for token ids"),
@@ -64,7 +68,7 @@ def check_combinations(config: DictConfig) -> list[str]:
     for key in ABOVE_ZERO:
         value = _get(config, key)
         if value is not None and not value > 0:
-            raise _unexpected(config, key, "a number above 0, or null")
+            raise _unexpected(config, key, "a number above 0")
     for key in PORTS:
         value = _get(config, key)
         if value is not None and not 0 <= value <= 65535:

@@ -28,7 +28,7 @@ class TraceAggregatorKeys:
     truncated_rollouts: Literal["train", "mask", "zero_reward"]
     trim: bool
     debug: bool
-    mismatch_log_dir: str
+    mismatch_log_dir: str | None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import agl_fast
+from agl_fast.verl.daemon.mismatch_log import MismatchLog
 from agl_fast.verl.daemon.outcomes import FailedRollouts, Outcome
 
 # Keys of trace_aggregator that batches are built with, under the same name.
@@ -36,10 +37,14 @@ class TrainingRows:
     ) -> None:
         settings = {**_DEFAULTS, **trace_aggregator}
         self._options = {**{key: settings.get(key) for key in _SHARED_KEYS}, **options}
+        self._options["call_index"] = True  # losses average over calls
         if self._options["level"] == "trajectory":
             self._options["max_total_length"] = settings.get("trajectory_max_total_length")
             # Only with it can retokenised text be told from rewritten history; it costs time.
             self._options["tokenizer"] = tokenizer if settings.get("debug") else None
+        self._mismatch_log: MismatchLog | None = None
+        if settings.get("debug") and settings.get("mismatch_log_dir"):
+            self._mismatch_log = MismatchLog(settings["mismatch_log_dir"], tokenizer)
         self._failed_rollouts = failed_rollouts
         self._kept: list[agl_fast.Rollout] = []
         self._builder: agl_fast.BatchBuilder | None = None
@@ -91,6 +96,8 @@ class TrainingRows:
             self._builder = self._new_builder(**limits)
             self._builder.add_many(self._kept)
         batch = self._builder.finish()
+        if self._mismatch_log is not None:
+            self._mismatch_log.write(batch.mismatches, self._kept)
         if self._options["level"] == "transition" and not self._said_savings:
             self._said_savings = True
             self._say_savings(batch)
