@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from agentlightning.utils.otlp import LightningStoreOTLPExporter
+from agentops.sdk.exporters import AuthenticatedOTLPExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
 
 def send_spans_to_the_store() -> None:
     """Make emitted rewards and traced calls arrive when runners are processes of their own.
 
-    Monkeypatches ``LightningStoreOTLPExporter.enable_store_otlp`` of agentlightning 0.3.0. It sets
-    the exporter's ``_endpoint``, which OpenTelemetry (seen with 1.45.2) reads only when the
+    Runner processes are forked and inherit this; twice does no harm.
+    """
+    _set_endpoint_of_client()
+    _export_without_agentops_headers()
+
+
+def _set_endpoint_of_client() -> None:
+    """Monkeypatch ``LightningStoreOTLPExporter.enable_store_otlp`` of agentlightning 0.3.0.
+
+    It sets the exporter's ``_endpoint``, which OpenTelemetry (seen with 1.45.2) reads only when the
     exporter is made: every span goes to localhost:4318, is tried for seven seconds while the agent
     waits, and is lost. Obsolete with a release of agentlightning that sets the endpoint of the
-    exporter's client. Runner processes are forked and inherit this; twice does no harm.
+    exporter's client.
     """
     enable = LightningStoreOTLPExporter.enable_store_otlp
     if hasattr(enable, "__wrapped__"):
@@ -29,3 +40,24 @@ def send_spans_to_the_store() -> None:
             client._endpoint = endpoint
 
     LightningStoreOTLPExporter.enable_store_otlp = enable_store_otlp
+
+
+def _export_without_agentops_headers() -> None:
+    """Monkeypatch ``AuthenticatedOTLPExporter.export`` of agentops 0.4.21.
+
+    It is what Agent-lightning's default tracer exports with, to the store as well. It reads
+    ``_headers`` and ``_session``, which OpenTelemetry's exporter (seen with 1.45.2) no longer has,
+    and every span is lost. The store takes spans without a token of AgentOps. Obsolete with a
+    release of agentops that works with OpenTelemetry 1.45.
+    """
+    export = AuthenticatedOTLPExporter.export
+    if hasattr(export, "__wrapped__"):
+        return
+
+    @functools.wraps(export)
+    def export_as_it_can(self: Any, spans: Sequence[Any]) -> Any:
+        if hasattr(self, "_headers"):
+            return export(self, spans)
+        return OTLPSpanExporter.export(self, spans)
+
+    AuthenticatedOTLPExporter.export = export_as_it_can
