@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import random
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 import agl_fast
-import verl_trainer_imports  # noqa: F401
-from agl_fast.verl.config import compose
+import engine_workers
 from agl_fast.verl.tiny_model import make_tiny_model
 from agl_fast.verl.trainer import WorkerGroups, ppo_step
 
@@ -24,20 +20,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 P, R = 24, 40
 N_GROUPS, GROUP_SIZE = 6, 2
-TEMPERATURE = 0.9
-
-
-class OneProcess:
-    """Stands for a worker group of one rank."""
-
-    def __init__(self, worker: Any) -> None:
-        self.worker = worker
-
-    def compute_log_prob(self, rows: Any) -> Any:
-        return self.worker.infer_batch(rows)
-
-    def update_actor(self, rows: Any) -> Any:
-        return self.worker.train_mini_batch(rows)
 
 
 @pytest.fixture(scope="module")
@@ -48,85 +30,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def configured(model: Path, **settings: Any) -> Any:
-    actor = {
-        "ppo_mini_batch_size": N_GROUPS,
-        "use_dynamic_bsz": True,
-        "ppo_max_token_len_per_gpu": 128,
-        "optim": {"lr": 0.0, "clip_grad": 1e9},
-        **settings,
-    }
-    composed = compose(
-        {
-            "algorithm": {"adv_estimator": "grpo"},
-            "data": {
-                "train_batch_size": N_GROUPS,
-                "max_prompt_length": P,
-                "max_response_length": R,
-            },
-            "actor_rollout_ref": {
-                "model": {"path": str(model), "enable_gradient_checkpointing": False},
-                "actor": actor,
-                "rollout": {
-                    "n": GROUP_SIZE,
-                    "temperature": TEMPERATURE,
-                    "log_prob_micro_batch_size_per_gpu": 3,
-                },
-            },
-        },
-        device="cpu",
+    return engine_workers.configured(
+        model,
+        n_groups=N_GROUPS,
+        group_size=GROUP_SIZE,
+        widths=(P, R),
+        actor={"optim": {"lr": 0.0, "clip_grad": 1e9}, **settings},
     )
-    OmegaConf.resolve(composed.config)
-    return composed.config
 
 
 @pytest.fixture(scope="module")
 def process_group() -> Iterator[None]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    of_rank = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "RAY_LOCAL_WORLD_SIZE": 1}
-    before = dict(os.environ)
-    os.environ.update({name: str(value) for name, value in of_rank.items()})
-    os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
-    try:
+    with engine_workers.one_rank():
         yield
-    finally:
-        torch.distributed.destroy_process_group()
-        os.environ.clear()
-        os.environ.update(before)
 
 
 @pytest.fixture
-def make_actor(process_group: None, model: Path) -> Any:
-    from functools import partial
-
-    from verl.utils.config import omega_conf_to_dataclass
-    from verl.workers.config import TrainingWorkerConfig
-    from verl.workers.utils.losses import ppo_loss
-
-    from agl_fast.platform_cpu.workers import CpuTrainingWorker
-
+def make_actor(process_group: None) -> Any:
     def make(config: Any) -> WorkerGroups:
-        parts = config.actor_rollout_ref
-        actor = omega_conf_to_dataclass(parts.actor)
-        actor.model_config = omega_conf_to_dataclass(parts.model)
-        engine = actor.engine
-        engine.use_dynamic_bsz = actor.use_dynamic_bsz
-        engine.max_token_len_per_gpu = actor.ppo_max_token_len_per_gpu
-        engine.micro_batch_size_per_gpu = actor.ppo_micro_batch_size_per_gpu
-        engine.infer_max_token_len_per_gpu = parts.rollout.log_prob_max_token_len_per_gpu
-        engine.infer_micro_batch_size_per_gpu = parts.rollout.log_prob_micro_batch_size_per_gpu
-        worker = CpuTrainingWorker(
-            TrainingWorkerConfig(
-                model_type="language_model",
-                model_config=actor.model_config,
-                engine_config=engine,
-                optimizer_config=actor.optim,
-                checkpoint_config=actor.checkpoint,
-            )
-        )
-        worker.reset()
-        worker.set_loss_fn(partial(ppo_loss, config=actor))
-        return WorkerGroups(OneProcess(worker), 1)
+        return engine_workers.worker_groups(engine_workers.engine_worker(config))
 
     return make
 
@@ -163,6 +85,7 @@ def batch_of(level: str, *, trim: bool = True) -> agl_fast.Batch:
         overlong_prompt="drop",
         pad_token_id=0,
         trim=trim,
+        call_index=True,
     )
 
 
@@ -207,7 +130,7 @@ def plain_gradient(model: Path, batch: agl_fast.Batch) -> torch.Tensor:
         prompt_width = batch.tensors["prompts"].shape[1]
         n_prompt = int(real[:prompt_width].sum())
         mask = batch.tensors["response_mask"][row][: len(tokens) - n_prompt]
-        logits = plain(tokens[None]).logits[0, n_prompt - 1 : -1] / TEMPERATURE
+        logits = plain(tokens[None]).logits[0, n_prompt - 1 : -1] / engine_workers.TEMPERATURE
         log_probs = torch.log_softmax(logits, dim=-1)
         chosen = log_probs.gather(1, tokens[n_prompt:, None])[:, 0]
         loss = loss - of_rollout[rollout_id] * (chosen * mask).sum()

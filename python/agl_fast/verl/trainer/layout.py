@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,7 @@ class Layout:
     as the others.
 
     Attributes:
-        order: row numbers, `FILLER` where there is none; every row stands in it once.
+        order: row numbers, `FILLER` where there is none; no row stands in it twice.
         mini_batch_size: rows of a mini-batch on all ranks together, fillers included.
         n_mini_batches: mini-batches of the batch.
         n_ranks: data-parallel ranks.
@@ -51,7 +51,11 @@ def count_mini_batches(n_rollouts: int, rollouts_per_mini_batch: int) -> int:
 
 
 def whole_rollouts(
-    rollout_of_row: Sequence[Hashable], n_mini_batches: int, *, seed: int | None = None
+    rollout_of_row: Sequence[Hashable],
+    n_mini_batches: int,
+    *,
+    order: Iterable[Hashable] | None = None,
+    seed: int | None = None,
 ) -> list[Positions]:
     """Deal the rollouts out to mini-batches, all rows of a rollout to one.
 
@@ -59,6 +63,8 @@ def whole_rollouts(
         rollout_of_row: (B,) whose row it is.
         n_mini_batches: at most; there are never more than rollouts. Each gets as many rollouts as
             the others, give or take one.
+        order: the rollouts to deal out, so that the order of the rows decides nothing; those
+            without rows are passed over. None: all, in the order of their rows.
         seed: deals them out at random; None: in their order, so that groups stay together.
 
     Returns:
@@ -67,7 +73,7 @@ def whole_rollouts(
     rows: dict[Hashable, list[int]] = {}
     for row, rollout in enumerate(rollout_of_row):
         rows.setdefault(rollout, []).append(row)
-    rollouts = list(rows)
+    rollouts = [rollout for rollout in (rows if order is None else order) if rollout in rows]
     if seed is not None:
         np.random.default_rng(seed).shuffle(rollouts)
     shares = np.array_split(np.arange(len(rollouts)), min(n_mini_batches, len(rollouts)))

@@ -10,10 +10,14 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
+from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 from verl.workers.utils.padding import left_right_2_no_padding, no_padding_2_padding
 
+from agl_fast.verl.losses.policy import PolicyObjective
+from agl_fast.verl.losses.policy_losses import needs_calls
+from agl_fast.verl.losses.value import ValueObjective
 from agl_fast.verl.trainer.layout import FILLER, Layout, lay_out
 
 FORWARD_KEYS = (
@@ -24,6 +28,14 @@ FORWARD_KEYS = (
     "position_ids",
     "response_mask",
 )
+ACTOR_KEYS = (
+    "loss_weights",
+    "old_log_probs",
+    "advantages",
+    "ref_log_prob",
+    "rollout_is_weights",
+)
+CRITIC_KEYS = ("loss_weights", "values", "returns")
 
 Tensors = dict[str, torch.Tensor]
 
@@ -137,34 +149,50 @@ def critic_values(rows: Rows, workers: WorkerGroups) -> Tensors:
     return _in_rows(output, {"values": "values"}, laid_out, layout, len(rows))
 
 
+def set_objectives(workers: WorkerGroups, config: Any) -> None:
+    """Give every worker agl_fast's objective in place of verl's, which averages over rows.
+
+    Raises:
+        ValueError: a worker lacks the policy loss; through Ray, as the cause of its error.
+    """
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    workers.actor.set_loss_fn(PolicyObjective(actor))
+    if workers.critic is not None:
+        workers.critic.set_loss_fn(ValueObjective(omega_conf_to_dataclass(config.critic)))
+
+
 def update_actor(
-    rows: Rows, layout: Layout, rollouts_per_mini_batch: int, workers: WorkerGroups, config: Any
+    rows: Rows, layout: Layout, workers: WorkerGroups, config: Any
 ) -> dict[str, float]:
-    """One optimiser step per mini-batch and epoch; verl's `actor/*` metrics."""
+    """One optimiser step per mini-batch and epoch; verl's `actor/*` metrics.
+
+    Args:
+        rows: with `loss_weights` of the actor.
+    """
     actor = config.actor_rollout_ref.actor
     laid_out = rows.select(
         layout,
-        (*FORWARD_KEYS, "old_log_probs", "advantages", "ref_log_prob", "rollout_is_weights"),
+        (*FORWARD_KEYS, *ACTOR_KEYS, *(("call_index",) if needs_calls(actor) else ())),
         calculate_entropy=actor.calculate_entropy or actor.entropy_coeff != 0.0,
         distillation_use_topk=False,
         distillation_only=False,
         multi_turn=config.actor_rollout_ref.rollout.multi_turn.enable,
         compute_loss=True,
-        **_steps(layout, rollouts_per_mini_batch, actor),
+        **_steps(layout, actor),
     )
     metrics = tu.get(workers.actor.update_actor(laid_out), "metrics")
     return _named(metrics, "actor")
 
 
 def update_critic(
-    rows: Rows, layout: Layout, rollouts_per_mini_batch: int, workers: WorkerGroups, config: Any
+    rows: Rows, layout: Layout, workers: WorkerGroups, config: Any
 ) -> dict[str, float]:
-    """One optimiser step per mini-batch and epoch; verl's `critic/*` metrics."""
-    laid_out = rows.select(
-        layout,
-        (*FORWARD_KEYS, "values", "returns"),
-        **_steps(layout, rollouts_per_mini_batch, config.critic),
-    )
+    """One optimiser step per mini-batch and epoch; verl's `critic/*` metrics.
+
+    Args:
+        rows: with `loss_weights` of the critic.
+    """
+    laid_out = rows.select(layout, (*FORWARD_KEYS, *CRITIC_KEYS), **_steps(layout, config.critic))
     metrics = tu.get(workers.critic.train_mini_batch(laid_out).get(), "metrics")
     return _named(metrics, "critic")
 
@@ -175,10 +203,8 @@ def _actor_forward_size(config: Any) -> int | None:
     return int(config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu)
 
 
-def _steps(layout: Layout, rollouts_per_mini_batch: int, part: Any) -> dict[str, Any]:
+def _steps(layout: Layout, part: Any) -> dict[str, Any]:
     return {
-        # What the seq-mean modes of the loss divide by: rollouts, at every level.
-        "global_batch_size": rollouts_per_mini_batch,
         "mini_batch_size": layout.mini_batch_size,
         "epochs": part.ppo_epochs,
         "seed": part.data_loader_seed,
@@ -200,7 +226,8 @@ def _in_rows(
     row = torch.from_numpy(layout.order)[is_row]
     found: Tensors = {}
     for name, name_in_output in values.items():
-        padded = no_padding_2_padding(tu.get(output, name_in_output), laid_out).float()
+        padded = no_padding_2_padding(tu.get(output, name_in_output), laid_out)
+        padded = padded.to(torch.promote_types(padded.dtype, torch.float32))
         found[name] = padded.new_zeros(n_rows, padded.shape[1])
         found[name][row] = padded[is_row]
     return found

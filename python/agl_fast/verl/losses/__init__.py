@@ -1,0 +1,1 @@
+"""What is minimised: policy, KL, entropy and value terms. Loaded in every worker that trains."""

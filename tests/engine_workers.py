@@ -1,0 +1,162 @@
+"""verl's actor on its FSDP2 engine for the CPU, without Ray: every rank runs the driver's code."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from omegaconf import OmegaConf
+
+import verl_trainer_imports  # noqa: F401
+from agl_fast.verl.config import compose
+from agl_fast.verl.trainer import WorkerGroups
+
+TEMPERATURE = 0.9
+
+
+def configured(
+    model: Path,
+    *,
+    n_groups: int,
+    group_size: int,
+    widths: tuple[int, int],
+    actor: Mapping[str, Any],
+    algorithm: Mapping[str, Any] | None = None,
+    agentlightning: Mapping[str, Any] | None = None,
+) -> Any:
+    """The whole configuration, resolved."""
+    composed = compose(
+        {
+            "algorithm": {"adv_estimator": "grpo", **(algorithm or {})},
+            "data": {
+                "train_batch_size": n_groups,
+                "max_prompt_length": widths[0],
+                "max_response_length": widths[1],
+            },
+            "actor_rollout_ref": {
+                "model": {"path": str(model), "enable_gradient_checkpointing": False},
+                "actor": {
+                    "ppo_mini_batch_size": n_groups,
+                    "use_dynamic_bsz": True,
+                    "ppo_max_token_len_per_gpu": 128,
+                    **actor,
+                },
+                "rollout": {
+                    "n": group_size,
+                    "temperature": TEMPERATURE,
+                    "log_prob_micro_batch_size_per_gpu": 3,
+                },
+            },
+            "agentlightning": dict(agentlightning or {}),
+        },
+        device="cpu",
+    )
+    OmegaConf.resolve(composed.config)
+    return composed.config
+
+
+@contextmanager
+def one_rank() -> Iterator[None]:
+    """The environment of a process group with this process alone, which is ended afterwards."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    of_rank = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "RAY_LOCAL_WORLD_SIZE": 1}
+    before = dict(os.environ)
+    os.environ.update({name: str(value) for name, value in of_rank.items()})
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def engine_worker(config: Any) -> Any:
+    """verl's training worker with the actor's model and optimiser, on this rank."""
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.config import TrainingWorkerConfig
+
+    from agl_fast.platform_cpu.workers import CpuTrainingWorker
+
+    parts = config.actor_rollout_ref
+    actor = omega_conf_to_dataclass(parts.actor)
+    engine = actor.engine
+    engine.use_dynamic_bsz = actor.use_dynamic_bsz
+    engine.max_token_len_per_gpu = actor.ppo_max_token_len_per_gpu
+    engine.micro_batch_size_per_gpu = actor.ppo_micro_batch_size_per_gpu
+    engine.infer_max_token_len_per_gpu = parts.rollout.log_prob_max_token_len_per_gpu
+    engine.infer_micro_batch_size_per_gpu = parts.rollout.log_prob_micro_batch_size_per_gpu
+    worker = CpuTrainingWorker(
+        TrainingWorkerConfig(
+            model_type="language_model",
+            model_config=omega_conf_to_dataclass(parts.model),
+            engine_config=engine,
+            optimizer_config=actor.optim,
+            checkpoint_config=actor.checkpoint,
+        )
+    )
+    worker.reset()
+    return worker
+
+
+class EveryRank:
+    """Stands for a worker group: this rank computes its share and gets the others' as well.
+
+    Args:
+        worker: of this rank, with `infer_batch`, `train_mini_batch` and `set_loss_fn`.
+        reference: of this rank, with `infer_batch`.
+    """
+
+    def __init__(self, worker: Any, reference: Any = None) -> None:
+        self.worker = worker
+        self.reference = reference
+
+    def compute_log_prob(self, rows: Any) -> Any:
+        return _everyones(self.worker.infer_batch(_share(rows)))
+
+    def compute_ref_log_prob(self, rows: Any) -> Any:
+        return _everyones(self.reference.infer_batch(_share(rows)))
+
+    def update_actor(self, rows: Any) -> Any:
+        return self.worker.train_mini_batch(_share(rows))
+
+    def set_loss_fn(self, loss: Any) -> None:
+        self.worker.set_loss_fn(loss)
+
+
+def worker_groups(worker: Any, reference: Any = None) -> WorkerGroups:
+    group = EveryRank(worker, reference)
+    return WorkerGroups(group, dist.get_world_size(), None if reference is None else group)
+
+
+def _share(rows: Any) -> Any:
+    from verl.utils import tensordict_utils as tu
+
+    n_ranks = dist.get_world_size()
+    return rows if n_ranks == 1 else tu.chunk_tensordict(rows, n_ranks)[dist.get_rank()]
+
+
+def _everyones(output: Any) -> Any:
+    """The nested values of all ranks, one after the other."""
+    from verl.utils import tensordict_utils as tu
+
+    if dist.get_world_size() == 1:
+        return output
+    names = [name for name in output if isinstance(tu.get(output, name), torch.Tensor)]
+    mine = {name: [row.clone() for row in tu.get(output, name).unbind()] for name in names}
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, mine)
+    values = {
+        name: torch.nested.as_nested_tensor(
+            [row for of_rank in of_ranks for row in of_rank[name]], layout=torch.jagged
+        )
+        for name in names
+    }
+    return tu.get_tensordict(values, {"metrics": tu.get(output, "metrics")})
