@@ -1,127 +1,208 @@
-"""Advantages are those of rollouts, however many rows a rollout became."""
+"""Advantages are those of rollouts, however many rows a rollout became: estimators that compare."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 from omegaconf import OmegaConf
 
-import agl_fast
-import verl_trainer_imports  # noqa: F401
-from agl_fast.verl.trainer.advantages import (
-    OF_ROLLOUTS,
-    REFUSED,
-    require_supported,
-    rollout_advantages,
-    spread,
-)
-
-
-def algorithm(estimator: str, **settings: object) -> object:
-    return OmegaConf.create({"adv_estimator": estimator, **settings})
-
-
-def entry(rollout_id: str, data_id: str, reward: float, *, trained: int = 3, n_rows: int = 1):
-    accounting = replace(agl_fast.Accounting(), sampled=trained, trained=trained)
-    return agl_fast.RolloutEntry(
-        rollout_id, data_id, reward, True, n_rows, n_rows, accounting, False, "succeeded"
-    )
-
+from agl_fast import Call, Rollout
+from agl_fast.verl.trainer.estimators import OF_ROLLOUTS, REFUSED, compare, require_supported
+from estimated_batches import LEVELS, advantages, build, configured, estimated
 
 GROUP = [1.0, 0.0, 0.0, 0.5]
 
 
-def group(rewards=GROUP, **options):
-    return [entry(f"a{i}", "a", reward, **options) for i, reward in enumerate(rewards)]
+def values(
+    rewards: Sequence[float], estimator: str, *, groups: str = "", n_tokens=None, **settings
+) -> list[float]:
+    found = compare(
+        list(groups) or ["a"] * len(rewards),
+        rewards,
+        n_tokens or [3] * len(rewards),
+        OmegaConf.create({"adv_estimator": estimator, **settings}),
+    )
+    return found.tolist()
 
 
-def values(rollouts, settings):
-    found = rollout_advantages(rollouts, settings)
-    return np.array([found[rollout.rollout_id] for rollout in rollouts])
+@pytest.mark.parametrize("estimator", ["grpo", "grpo_vectorized"])
+def test_grpo_is_the_reward_in_units_of_its_groups_spread(estimator):
+    # mean 0.375, squared distances 0.390625 + 2 × 0.140625 + 0.015625 = 0.6875, over 3
+    spread = (0.6875 / 3) ** 0.5 + 1e-6
+    expected = [0.625 / spread, -0.375 / spread, -0.375 / spread, 0.125 / spread]
+    assert values(GROUP, estimator) == pytest.approx(expected)
+    centred = values(GROUP, estimator, norm_adv_by_std_in_grpo=False)  # Dr. GRPO
+    assert centred == pytest.approx([0.625, -0.375, -0.375, 0.125])
 
 
-def test_grpo_is_the_reward_in_units_of_its_groups_spread():
-    rewards = np.array(GROUP)
-    expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
-    assert values(group(), algorithm("grpo")) == pytest.approx(expected)
-    centred = values(group(), algorithm("grpo", norm_adv_by_std_in_grpo=False))
-    assert centred == pytest.approx(rewards - rewards.mean())
-
-
-def test_rloo_compares_with_the_others():
-    expected = [r - (sum(GROUP) - r) / 3 for r in GROUP]
-    assert values(group(), algorithm("rloo")) == pytest.approx(expected)
+@pytest.mark.parametrize("estimator", ["rloo", "rloo_vectorized"])
+def test_rloo_compares_with_the_mean_of_the_others(estimator):
+    assert values(GROUP, estimator) == pytest.approx([1 - 0.5 / 3, -0.5, -0.5, 0.5 - 1 / 3])
 
 
 def test_reinforce_plus_plus_baseline_whitens_over_trained_tokens():
-    rollouts = [
-        entry("a0", "a", 1.0, trained=1),
-        entry("a1", "a", 0.0, trained=5),
-        entry("b0", "b", 2.0, trained=2),
-        entry("b1", "b", 0.0, trained=2),
-    ]
-    tokens = np.repeat([0.5, -0.5, 1.0, -1.0], [1, 5, 2, 2])
-    expected = (np.array([0.5, -0.5, 1.0, -1.0]) - tokens.mean()) / tokens.std(ddof=1)
-    found = values(rollouts, algorithm("reinforce_plus_plus_baseline"))
-    assert found == pytest.approx(expected, rel=1e-4)
+    # Centred: 0.5, -0.5, 1, -1 on 1, 5, 2 and 2 tokens: sum -2, squares 5.5, of 10 tokens.
+    mean, variance = -0.2, (5.5 - 10 * 0.04) / 9
+    expected = [(each - mean) / variance**0.5 for each in (0.5, -0.5, 1.0, -1.0)]
+    found = values(
+        [1.0, 0.0, 2.0, 0.0],
+        "reinforce_plus_plus_baseline",
+        groups="aabb",
+        n_tokens=[1, 5, 2, 2],
+    )
+    assert found == pytest.approx(expected)
 
 
 def test_opo_weighs_the_baseline_by_length():
-    rollouts = [entry("a0", "a", 1.0, trained=1), entry("a1", "a", 0.0, trained=3)]
-    assert values(rollouts, algorithm("opo")) == pytest.approx([0.75, -0.25])
+    assert values([1.0, 0.0], "opo", n_tokens=[1, 3]) == pytest.approx([0.75, -0.25])
+
+
+def test_pass_at_k_rewards_the_best_by_its_lead():
+    settings = {"norm_adv_by_std_in_grpo": False}
+    assert values(GROUP, "grpo_passk", **settings) == pytest.approx([0.5, 0, 0, 0])
+    scaled = 0.5 / ((0.6875 / 3) ** 0.5 + 1e-6)
+    assert values(GROUP, "grpo_passk") == pytest.approx([scaled, 0, 0, 0])
+
+
+def test_gpg_scales_by_how_many_rewards_are_not_0():
+    expected = [4 / 2 * (reward - 0.375) for reward in GROUP]
+    assert values(GROUP, "gpg") == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("estimator", sorted(OF_ROLLOUTS))
-def test_a_rollout_without_company_has_advantage_0(estimator):
-    alone = entry("b0", "b", 5.0)
-    found = rollout_advantages([*group(), alone], algorithm(estimator))
-    assert found["b0"] == 0.0
-    assert found["a0"] > 0.0
-    assert rollout_advantages([alone], algorithm(estimator)) == {"b0": 0.0}
+def test_a_sample_without_company_has_advantage_0(estimator):
+    found = values([*GROUP, 5.0], estimator, groups="aaaab")
+    assert found[4] == 0.0
+    assert found[0] > 0.0
+    assert values([5.0], estimator) == [0.0]
 
 
 @pytest.mark.parametrize("estimator", sorted(OF_ROLLOUTS))
 def test_equal_rewards_have_advantage_0(estimator):
-    assert values(group([0.7] * 8), algorithm(estimator)) == pytest.approx(0.0, abs=1e-6)
+    assert values([0.7] * 8, estimator) == pytest.approx([0.0] * 8, abs=1e-6)
 
 
-@pytest.mark.parametrize("estimator", sorted(OF_ROLLOUTS))
+def a_in_three_rows_b_in_one() -> list[Rollout]:
+    a = [Call([1], [2, 3]), Call([50], [51]), Call([60, 61], [62, 63, 64])]
+    return [Rollout("A", "g", a, 1.0), Rollout("B", "g", [Call([1], [4])], 0.0)]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("estimator", "of_a", "of_b"),
+    [
+        # Of rows, the mean would be 0.75.
+        ("gpg", 2 * 0.5, 2 * -0.5),
+        ("grpo", 0.5 / (0.5**0.5 + 1e-6), -0.5 / (0.5**0.5 + 1e-6)),
+        ("opo", 1 - 6 / 7, 0 - 6 / 7),
+        ("rloo", 1.0, -1.0),
+    ],
+)
+def test_a_rollout_of_three_rows_is_one_of_two(level, estimator, of_a, of_b):
+    batch = build(a_in_three_rows_b_in_one(), level)
+    assert batch.columns["rollout_id_list"].tolist() == ["A", "A", "A", "B"]
+    found = advantages(batch, configured(estimator))
+    assert len(found) == 7
+    for (rollout, _, _), advantage in found.items():
+        assert advantage == pytest.approx(of_a if rollout == "A" else of_b)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "gpg"])
 def test_rollouts_without_rows_count_in_their_group(estimator):
-    rollouts = [*group(), entry("a4", "a", 8.0, trained=0, n_rows=0)]
-    with_it, without = (values(given, algorithm(estimator))[:4] for given in (rollouts, group()))
-    if estimator in ("opo", "grpo_passk", "reinforce_plus_plus_baseline"):
-        return  # by length; the best of the group only; centred on the tokens again
-    assert with_it != pytest.approx(without)
+    rollouts = a_in_three_rows_b_in_one()
+    with_c = build([*rollouts, Rollout("C", "g", [Call([1, 2], [])], 5.0)])
+    assert with_c.rollouts[2].n_rows == 0
+    settings = configured(estimator, norm_adv_by_std_in_grpo=False)
+    found = advantages(with_c, settings)
+    expected = {"grpo": 1 - 2, "rloo": 1 - 2.5, "gpg": 3 / 2 * (1 - 2)}[estimator]
+    assert found["A", 0, 0] == pytest.approx(expected)
 
 
-def test_penalties_are_taken_off_the_reward():
-    found = rollout_advantages(group([1.0, 1.0]), algorithm("rloo"), {"a0": 0.25})
-    assert found == pytest.approx({"a0": -0.25, "a1": 0.25})
+def test_truncated_rollouts_count_with_the_reward_they_are_given():
+    rollouts = a_in_three_rows_b_in_one()
+    for truncated_rollouts, of_b in (("train", -1.0), ("mask", -1.0), ("zero_reward", 0.0)):
+        batch = build(rollouts, max_response_length=2, truncated_rollouts=truncated_rollouts)
+        assert [entry.truncated for entry in batch.rollouts] == [True, False]
+        assert advantages(batch, configured("rloo"))["B", 0, 0] == of_b
 
 
-def test_rows_carry_their_rollouts_advantage_on_trained_tokens():
-    call, other = agl_fast.Call([1, 2], [3, 4]), agl_fast.Call([9], [8])
-    batch = agl_fast.build_batch(
-        [
-            agl_fast.Rollout("a0", "a", [call, other], 1.0),
-            agl_fast.Rollout("a1", "a", [call], 0.0),
-        ],
-        max_prompt_length=4,
-        max_response_length=4,
-        pad_token_id=0,
-        trim=True,
+def test_nothing_stands_on_what_is_not_trained():
+    calls = [Call([1], [2]), Call([1, 2, 7, 7], [3])]
+    batch = build([Rollout("A", "g", calls, 1.0), Rollout("B", "g", [Call([1], [4])], 0.0)])
+    found = estimated(batch, configured("rloo")).tensors
+    assert found["advantages"].dtype == torch.float32
+    assert found["advantages"].tolist() == [[1.0, 0.0, 0.0, 1.0], [-1.0, 0.0, 0.0, 0.0]]
+
+
+class Controller:
+    """Of the KL penalty, as verl's."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+        self.told: dict[str, float] = {}
+
+    def update(self, **told: float) -> None:
+        self.told = told
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_trained_token_pays_for_its_divergence_once(level):
+    # A: a call that the next one repeats and continues; what it repeats is not paid for again.
+    calls = [Call([1], [2, 3]), Call([1, 2, 3, 7], [4])]
+    batch = build([Rollout("A", "g", calls, 1.0), Rollout("B", "g", [Call([1], [4])], 1.0)], level)
+    kl = {("A", 0, 0): 0.5, ("A", 0, 1): 0.25, ("A", 1, 0): 0.0, ("B", 0, 0): -1.0}
+    controller = Controller(0.2)
+    found = estimated(
+        batch,
+        configured("rloo", use_kl_in_reward=True),
+        controller,
+        old_log_probs=kl,
+        ref_log_prob=torch.zeros_like(batch.tensors["token_level_scores"]),
     )
-    advantages = rollout_advantages(batch.rollouts, algorithm("rloo"))
-    rows = spread(
-        advantages, batch.columns["rollout_id_list"].tolist(), batch.tensors["response_mask"]
-    )
-    assert rows.tolist() == [[1.0, 1.0], [1.0, 0.0], [-1.0, -1.0]]
+    # Rewards 1 - 0.2 × 0.75 and 1 + 0.2.
+    tokens = found.tensors["advantages"][batch.tensors["response_mask"].bool()]
+    assert tokens.tolist() == pytest.approx([-0.35, -0.35, -0.35, 0.35])
+    # Of rollouts: the mean of 0.25 and -1.
+    assert controller.told == {"current_kl": pytest.approx(-0.375), "n_steps": 2}
+    assert found.metrics["actor/reward_kl_penalty"] == pytest.approx(-0.375)
+
+
+def test_verls_rows_are_a_switch_away():
+    batch = build(a_in_three_rows_b_in_one())
+    config = configured("grpo", enable_rollout_level_advantage=False, norm_adv_by_std_in_grpo=False)
+    found = advantages(batch, config)
+    assert found["A", 0, 0] == pytest.approx(0.25)  # three rows of 1, one of 0
+    assert found["B", 0, 0] == pytest.approx(-0.75)
 
 
 @pytest.mark.parametrize("estimator", sorted(REFUSED))
-def test_what_would_be_wrong_is_refused_by_name(estimator):
+def test_what_cannot_be_computed_is_refused_by_name(estimator):
     with pytest.raises(ValueError, match=estimator):
         require_supported(estimator)
-    require_supported("gae")
+
+
+def test_estimators_that_verl_knows_are_ours_or_refused():
+    from verl.trainer.ppo.core_algos import AdvantageEstimator
+
+    known = {estimator.value for estimator in AdvantageEstimator}
+    assert known == OF_ROLLOUTS | set(REFUSED) | {"gae", "reinforce_plus_plus"}
+    for estimator in known - set(REFUSED):
+        require_supported(estimator)
+    with pytest.raises(ValueError, match=r"'mine'.*nobody registered it"):
+        require_supported("mine")
+
+
+def test_the_table_and_the_rows_must_be_of_one_batch():
+    batch = build(a_in_three_rows_b_in_one())
+    batch.rollouts.pop(0)
+    with pytest.raises(KeyError, match="A"):
+        estimated(batch, configured("grpo"))
+
+
+def test_numbers_of_a_big_group_are_those_of_numpy():
+    rewards = np.random.default_rng(1).normal(size=64)
+    found = values(rewards.tolist(), "grpo")
+    assert found == pytest.approx((rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6))

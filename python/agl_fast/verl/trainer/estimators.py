@@ -1,0 +1,145 @@
+"""verl's advantage estimators, asked about rollouts or calls where verl asks about rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
+
+# One number a sample, which all its trained tokens get. verl's function for it is asked with one
+# row a sample, so that into how many rows a rollout fell changes nothing.
+OF_ROLLOUTS = frozenset(
+    {
+        "gpg",
+        "grpo",
+        "grpo_passk",
+        "grpo_vectorized",
+        "opo",
+        "reinforce_plus_plus_baseline",
+        "rloo",
+        "rloo_vectorized",
+    }
+)
+# These look at how many tokens a sample has.
+_BY_LENGTH = frozenset({"opo", "reinforce_plus_plus_baseline"})
+# The same numbers, but the vectorized ones round to float32 on the way.
+_COMPUTED_AS = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
+
+REFUSED = {
+    "gdpo": "it needs several rewards a rollout, agents give one",
+    "optimal_token_baseline": "it needs sums of squared probabilities, which are not computed",
+    "remax": "it needs a greedy rollout of every sample besides the sampled ones",
+    "tir_optimal_token_baseline": "it needs sums of squared probabilities, which are not computed",
+}
+
+
+def require_supported(estimator: str) -> None:
+    """Raise ValueError for an `algorithm.adv_estimator` that cannot be computed."""
+    known = sorted(map(str, {*OF_ROLLOUTS, "gae", "reinforce_plus_plus"}))
+    if estimator in REFUSED:
+        why = REFUSED[estimator]
+    elif estimator not in ADV_ESTIMATOR_REGISTRY:
+        why = "nobody registered it with verl.trainer.ppo.core_algos.register_adv_est"
+    else:
+        return
+    raise ValueError(
+        f"algorithm.adv_estimator={estimator!r}: {why}; expected one of {', '.join(known)}, or a "
+        "registered one"
+    )
+
+
+def compare(
+    groups: Sequence[Hashable],
+    rewards: Sequence[float],
+    n_tokens: Sequence[int],
+    algorithm: Mapping[str, Any],
+) -> torch.Tensor:
+    """What an estimator of `OF_ROLLOUTS` gives each of S samples.
+
+    A sample that is alone in its group has nothing to be compared with: 0.
+
+    Args:
+        groups: (S,) samples of one group are compared with each other.
+        rewards: (S,)
+        n_tokens: (S,) trained tokens.
+        algorithm: verl's `algorithm` group of the configuration.
+
+    Returns:
+        (S,) float64.
+    """
+    estimator = str(algorithm["adv_estimator"])
+    estimator = _COMPUTED_AS.get(estimator, estimator)
+    advantages = torch.zeros(len(groups), dtype=torch.float64)
+    sizes = Counter(groups)
+    compared = [sample for sample, group in enumerate(groups) if sizes[group] > 1]
+    lengths = torch.tensor([n_tokens[sample] for sample in compared], dtype=torch.int64)
+    if estimator not in _BY_LENGTH:
+        lengths = torch.ones_like(lengths)
+    if lengths.sum() < 2:
+        return advantages
+
+    # float64, as verl divides by the group's spread: rounding must not make one of equal rewards.
+    scores = torch.zeros(len(compared), int(lengths.max()), dtype=torch.float64)
+    scores[:, 0] = torch.tensor([rewards[sample] for sample in compared], dtype=torch.float64)
+    mask = (torch.arange(scores.shape[1]) < lengths[:, None]).to(torch.float64)
+    options: dict[str, Any] = {}
+    if estimator == "grpo":
+        options["norm_adv_by_std_in_grpo"] = algorithm.get("norm_adv_by_std_in_grpo", True)
+    estimated, _ = get_adv_estimator_fn(estimator)(
+        token_level_rewards=scores,
+        response_mask=mask,
+        index=_objects([groups[sample] for sample in compared]),
+        config=algorithm,
+        **options,
+    )
+    advantages[compared] = estimated[:, 0]
+    return advantages
+
+
+def along_sequences(
+    groups: Sequence[Hashable],
+    rewards: torch.Tensor,
+    mask: torch.Tensor,
+    values: torch.Tensor | None,
+    algorithm: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What an estimator gives each token of S sequences of at most L tokens.
+
+    Args:
+        groups: (S,) whose sequences are compared, if the estimator does so.
+        rewards: (S, L) float64.
+        mask: (S, L) 1 on tokens.
+        values: (S, L) the critic's, for `gae`.
+        algorithm: verl's `algorithm` group of the configuration.
+
+    Returns:
+        Advantages and returns, (S, L) float64.
+    """
+    estimator = str(algorithm["adv_estimator"])
+    mask = mask.to(torch.float64)
+    if mask.sum() < 2:  # verl whitens over the tokens
+        return torch.zeros_like(rewards), torch.zeros_like(rewards)
+    options: dict[str, Any]
+    if estimator == "gae":
+        if values is None:
+            raise ValueError("algorithm.adv_estimator='gae' needs a critic: set critic.enable=true")
+        options = {
+            "values": values.to(torch.float64),
+            "gamma": algorithm["gamma"],
+            "lam": algorithm["lam"],
+        }
+    else:
+        options = {"index": _objects(groups), "config": algorithm}
+    found: tuple[torch.Tensor, torch.Tensor] = get_adv_estimator_fn(estimator)(
+        token_level_rewards=rewards, response_mask=mask, **options
+    )
+    return found
+
+
+def _objects(groups: Sequence[Hashable]) -> np.ndarray[Any, Any]:
+    """(S,) also of tuples."""
+    return np.fromiter(groups, dtype=object, count=len(groups))
