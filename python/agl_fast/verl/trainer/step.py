@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 from verl import DataProto
-from verl.trainer.ppo.core_algos import agg_loss
 
 import agl_fast
+from agl_fast.verl.losses.policy_losses import aggregation_of
+from agl_fast.verl.losses.policy_losses import require_supported as require_supported_loss
 from agl_fast.verl.trainer import workers as work
 from agl_fast.verl.trainer.advantages import estimate
 from agl_fast.verl.trainer.audit import audit, computes_exactly
+from agl_fast.verl.trainer.dealing import Dealer, RowUnits, zero_advantage_groups
 from agl_fast.verl.trainer.estimators import require_supported
-from agl_fast.verl.trainer.layout import Layout, count_mini_batches, lay_out, whole_rollouts
 from agl_fast.verl.trainer.metrics import configured_widths, data_metrics, in_all_rows
 from agl_fast.verl.trainer.rollout_correction import correct
 from agl_fast.verl.trainer.timing import timed
@@ -57,6 +58,7 @@ def check_config(config: Any) -> None:
             "algorithm.rollout_correction.bypass_mode=true: expected false, as the audit compares "
             "the rollout's log-probs with the actor's"
         )
+    require_supported_loss(config.actor_rollout_ref.actor)
     if config.actor_rollout_ref.actor.get("calculate_sum_pi_squared", False):
         raise ValueError("actor.calculate_sum_pi_squared=true: no supported estimator uses it")
 
@@ -75,7 +77,8 @@ def ppo_step(
 
     Rows marked in `is_drop_mask` leave first; their rollouts still count in their groups. A
     mini-batch is `ppo_mini_batch_size × rollout.n` rollouts with all their rows, so that the number
-    of optimiser steps follows from `n_rollouts`, not from how many rows they became.
+    of optimiser steps follows from `n_rollouts`, not from how many rows they became. What is
+    minimised averages over tokens, calls or rollouts (docs/algorithm.md), never over rows.
 
     Args:
         config: the whole configuration, resolved.
@@ -100,7 +103,8 @@ def ppo_step(
         return PpoStep(metrics | {"training/n_mini_batches": 0}, rows, seconds)
 
     laid_out_rows = Rows(tensors, {"temperature": config.actor_rollout_ref.rollout.temperature})
-    metrics |= _infer(tensors, columns, laid_out_rows, workers, config, seconds)
+    rollout_ids = [rollout.rollout_id for rollout in batch.rollouts]
+    metrics |= _infer(tensors, columns, rollout_ids, laid_out_rows, workers, config, seconds)
     with timed("adv", seconds):
         rows = DataProto.from_dict(tensors=tensors, non_tensors=columns)
         rows, adv_metrics = _estimate(rows, batch.rollouts, config, kl_controller)
@@ -108,34 +112,54 @@ def ppo_step(
     tensors = dict(rows.batch.items())
     laid_out_rows.add({key: tensors[key] for key in _UPDATED_KEYS if key in tensors})
 
+    units = RowUnits.of(rollout_ids, columns, tensors, laid_out_rows.lengths)
+    dealer = Dealer(units, n_rollouts, config)
+    zero_groups = zero_advantage_groups(units, tensors["advantages"])
+    updated = dealer.keep_to_limit(zero_groups, global_step)
+    rows = rows.select_idxs(updated)
+    metrics["training/n_zero_advantage_groups"] = len(zero_groups)
+    metrics["training/n_rollouts_over_update_limit"] = len(
+        set(columns["rollout_id_list"]) - set(rows.non_tensor_batch["rollout_id_list"])
+    )
+    metrics["training/tokens/over_update_limit"] = int(tensors["response_mask"][~updated].sum())
+
     use_critic = workers.critic is not None
     for suffix, counted in (
         ("_before_processing", _before_processing(batch, kept, tensors)),
-        ("_after_processing", tensors),
+        ("_after_processing", rows.batch),
     ):
         metrics |= data_metrics(
             counted, configured_widths(config), use_critic=use_critic, suffix=suffix
         )
 
-    dealer = _Dealer(columns["rollout_id_list"], laid_out_rows.lengths, n_rollouts, config)
+    work.set_objectives(workers, config)
+    dtype = tensors["old_log_probs"].dtype
     if use_critic:
-        layout, size = dealer.deal(config.critic, workers.n_critic_ranks, global_step, fixed=False)
+        critic = config.critic
+        mini_batches, layout = dealer.deal(critic, workers.n_critic_ranks, global_step, fixed=False)
+        weights = units.weights(
+            critic.loss_agg_mode, mini_batches, critic.get("loss_scale_factor"), dtype
+        )
+        laid_out_rows.add({"loss_weights": weights})
         with timed("update_critic", seconds):
-            metrics |= work.update_critic(laid_out_rows, layout, size, workers, config)
+            metrics |= work.update_critic(laid_out_rows, layout, workers, config)
     if update_actor:
         actor = config.actor_rollout_ref.actor
-        layout, size = dealer.deal(actor, workers.n_actor_ranks, global_step, fixed=True)
+        mini_batches, layout = dealer.deal(actor, workers.n_actor_ranks, global_step, fixed=True)
+        weights = units.weights(aggregation_of(actor), mini_batches, actor.loss_scale_factor, dtype)
+        laid_out_rows.add({"loss_weights": weights})
         metrics["training/n_mini_batches"] = layout.n_mini_batches
         metrics["training/n_filler_rows"] = layout.n_fillers
         with timed("update_actor", seconds):
-            metrics |= work.update_actor(laid_out_rows, layout, size, workers, config)
-    rows.meta_info["global_token_num"] = laid_out_rows.lengths
+            metrics |= work.update_actor(laid_out_rows, layout, workers, config)
+    rows.meta_info["global_token_num"] = rows.batch["attention_mask"].sum(dim=1).tolist()
     return PpoStep(metrics, rows, seconds)
 
 
 def _infer(
     tensors: dict[str, torch.Tensor],
     columns: Mapping[str, Any],
+    rollout_ids: list[str],
     rows: Rows,
     workers: WorkerGroups,
     config: Any,
@@ -145,12 +169,12 @@ def _infer(
     actor = config.actor_rollout_ref.actor
     with timed("old_log_prob", seconds):
         policy, mfu = work.policy_log_probs(rows, workers, config)
-    entropy = agg_loss(
-        loss_mat=policy.pop("entropys"),
-        loss_mask=tensors["response_mask"],
-        loss_agg_mode=actor.loss_agg_mode,
-        loss_scale_factor=actor.loss_scale_factor,
+    units = RowUnits.of(rollout_ids, columns, tensors, rows.lengths)
+    entropys = policy.pop("entropys")
+    weights = units.weights(
+        aggregation_of(actor), [np.arange(len(rows))], actor.loss_scale_factor, entropys.dtype
     )
+    entropy = (entropys * weights).sum()
     metrics = {
         "actor/entropy": float(entropy),
         "actor/entropy_loss": float(entropy),  # its name in Agent-lightning 0.3
@@ -195,31 +219,3 @@ def _before_processing(
     before["token_level_rewards"][kept] = tensors["token_level_rewards"]
     before["response_mask"] = batch.tensors["response_mask"] * kept[:, None]
     return before | in_all_rows(kept, tensors, ("advantages", "returns", "values"))
-
-
-class _Dealer:
-    """Deals rollouts out to mini-batches, as the actor's or the critic's settings say."""
-
-    def __init__(self, rollout_of_row: Any, lengths: list[int], n_rollouts: int, config: Any):
-        self._rollout_of_row = rollout_of_row
-        self._lengths = lengths
-        self._n_rollouts = n_rollouts
-        self._group_size = config.actor_rollout_ref.rollout.n
-
-    def deal(self, part: Any, n_ranks: int, global_step: int, *, fixed: bool) -> tuple[Layout, int]:
-        """A layout, and how many rollouts make up a full mini-batch.
-
-        Args:
-            fixed: micro-batches are of a fixed size where `use_dynamic_bsz` is not set.
-        """
-        size = part.ppo_mini_batch_size * self._group_size
-        mini_batches = whole_rollouts(
-            self._rollout_of_row,
-            count_mini_batches(self._n_rollouts, size),
-            seed=part.data_loader_seed + global_step if part.shuffle else None,
-        )
-        multiple = 1
-        if fixed and not part.use_dynamic_bsz:
-            multiple = part.ppo_micro_batch_size_per_gpu
-        layout = lay_out(mini_batches, self._lengths, n_ranks=n_ranks, multiple=multiple)
-        return layout, size
