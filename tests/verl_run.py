@@ -4,6 +4,9 @@ Two runner processes, a tiny model that is made here, an agent of two calls. Eve
 against agl_fast.reference, and written to FOLDER/batches.jsonl as its rollouts and row counts.
 `--steps` is where training ends; a checkpoint in FOLDER is resumed. `--kill-server` kills the vLLM
 engine while that step samples.
+
+Two configurations: `trajectory`, and `documented`, the example of Agent-lightning's documentation
+with other sizes, another model and other loggers.
 """
 
 from __future__ import annotations
@@ -15,29 +18,21 @@ import signal
 from pathlib import Path
 from typing import Any
 
-os.environ.update(
-    {
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        "TOKENIZERS_PARALLELISM": "false",
-        "OMP_NUM_THREADS": "1",
-    }
-)
+from verl_environment import ENVIRONMENT
+
+os.environ.update(ENVIRONMENT)  # before anything reads it
 
 import agentlightning
-import openai
 import psutil
 import torch
 
 import agl_fast
-from agl_fast.algorithm import VERL
-from agl_fast.verl import two_call_task
-from agl_fast.verl.daemon import AgentModeDaemon
+import two_call_task
+import verl_agents
+from agl_fast import VERL, AgentLightningTrainer, AgentModeDaemon
 from agl_fast.verl.leftovers import RUN_VARIABLE
-from agl_fast.verl.tiny_model import make_tiny_model
-from agl_fast.verl.trainer import AgentLightningTrainer
+from tiny_model import make_tiny_model
+from verl_settings import changed, documented
 
 P, R = 64, 96
 INTEGERS = ("prompts", "responses", "input_ids", "attention_mask", "position_ids", "response_mask")
@@ -47,25 +42,11 @@ TASKS = [
 ]
 
 
-@agentlightning.rollout
-async def count(task: Any, llm: agentlightning.LLM) -> float:
-    messages: list[Any] = []
-    answers = []
-    async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key="none") as client:
-        for question in two_call_task.TwoCallTask(task["subject"]).questions():
-            messages.append(question)
-            completion = await client.chat.completions.create(
-                model=llm.model, messages=messages, max_tokens=12, temperature=0.3
-            )
-            answers.append(completion.choices[0].message.content or "")
-            messages.append({"role": "assistant", "content": answers[-1]})
-    return two_call_task.reward(answers)
-
-
 class ComparingDaemon(AgentModeDaemon):
     """Holds its rows against the reference."""
 
     folder: Path
+    level: str
     kill_server_at: int | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -91,7 +72,7 @@ class ComparingDaemon(AgentModeDaemon):
         ]
         expected = agl_fast.reference.build_batch(
             rollouts,
-            level="trajectory",
+            level=self.level,
             max_prompt_length=P,
             max_response_length=R,
             pad_token_id=self.pad_token_id,
@@ -135,54 +116,57 @@ def kill_engines() -> None:
             process.send_signal(signal.SIGKILL)
 
 
-def settings(folder: Path, steps: int) -> dict[str, Any]:
+def sizes(folder: Path, steps: int) -> dict[str, Any]:
+    """What both configurations have in common, by dotted key with `__` for the dot."""
     return {
-        "algorithm": {"adv_estimator": "grpo"},
-        "data": {
-            "train_batch_size": 4,
-            "val_batch_size": 3,
-            "max_prompt_length": P,
-            "max_response_length": R,
-        },
-        "actor_rollout_ref": {
-            "model": {"path": str(folder / "model"), "enable_gradient_checkpointing": False},
-            "actor": {
-                "ppo_mini_batch_size": 2,
-                "use_dynamic_bsz": True,
-                "ppo_max_token_len_per_gpu": 4096,
-                "optim": {"lr": 0.003},
-            },
-            "rollout": {
-                "n": 4,
-                "max_model_len": P + R,
-                "max_num_seqs": 64,
-                "max_num_batched_tokens": 2048,
-                "engine_kwargs": {"vllm": {"distributed_executor_backend": "uni"}},
-            },
-        },
-        "agentlightning": {
-            "trace_aggregator": {
-                "level": "trajectory",
-                "trajectory_max_prompt_length": P,
-                "trajectory_max_response_length": R,
-            },
-        },
-        "trainer": {
-            "logger": ["console", "file"],
-            "project_name": "agl_fast",
-            "experiment_name": "end_to_end",
-            "default_local_dir": str(folder / "checkpoints"),
-            "total_training_steps": steps,
-            "save_freq": 2,
-            "test_freq": 3,
-            "max_actor_ckpt_to_keep": 1,
-        },
+        "data__train_batch_size": 4,
+        "data__val_batch_size": 3,
+        "data__max_prompt_length": P,
+        "data__max_response_length": R,
+        "actor_rollout_ref__model__path": str(folder / "model"),
+        "actor_rollout_ref__actor__ppo_mini_batch_size": 2,
+        "trainer__logger": ["console", "file"],
+        "trainer__default_local_dir": str(folder / "checkpoints"),
+        "trainer__total_training_steps": steps,
+        "trainer__total_epochs": 3,
+        "trainer__save_freq": 2,
+        "trainer__test_freq": 3,
     }
+
+
+def trajectory(folder: Path, steps: int) -> dict[str, Any]:
+    return changed(
+        {},
+        sizes(folder, steps)
+        | {
+            "algorithm__adv_estimator": "grpo",
+            "actor_rollout_ref__model__enable_gradient_checkpointing": False,
+            "actor_rollout_ref__actor__use_dynamic_bsz": True,
+            "actor_rollout_ref__actor__ppo_max_token_len_per_gpu": 4096,
+            "actor_rollout_ref__actor__optim__lr": 0.003,
+            "actor_rollout_ref__rollout__n": 4,
+            "actor_rollout_ref__rollout__engine_kwargs__vllm__distributed_executor_backend": "uni",
+            "agentlightning__trace_aggregator__level": "trajectory",
+            "agentlightning__trace_aggregator__trajectory_max_prompt_length": P,
+            "agentlightning__trace_aggregator__trajectory_max_response_length": R,
+            "trainer__max_actor_ckpt_to_keep": 1,
+        },
+    )
+
+
+RUNS = {
+    "trajectory": (trajectory, verl_agents.count),
+    "documented": (
+        lambda folder, steps: documented(**sizes(folder, steps)),
+        verl_agents.Counter(),
+    ),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--config", choices=RUNS, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--kill-server", type=int, default=None)
     parser.add_argument("--port", type=int, required=True)
@@ -191,18 +175,26 @@ def main() -> None:
     os.environ["VERL_FILE_LOGGER_PATH"] = str(options.folder / f"metrics-{options.steps}.jsonl")
     if not (options.folder / "model").exists():
         make_tiny_model(options.folder / "model", two_call_task.corpus(), max_length=P + R, seed=1)
+    settings, agent = RUNS[options.config]
+    algorithm = VERL(
+        settings(options.folder, options.steps),
+        trainer_cls=AgentLightningTrainer,
+        daemon_cls=ComparingDaemon,
+    )
     ComparingDaemon.folder = options.folder
+    ComparingDaemon.level = algorithm.config.agentlightning.trace_aggregator.level
     ComparingDaemon.kill_server_at = options.kill_server
     trainer = agentlightning.Trainer(
-        algorithm=VERL(
-            settings(options.folder, options.steps),
-            trainer_cls=AgentLightningTrainer,
-            daemon_cls=ComparingDaemon,
-        ),
+        algorithm=algorithm,
         n_runners=2,
+        runner={
+            "type": "agentlightning.LitAgentRunner",
+            "poll_interval": 0.1,
+            "interval_jitter": 0.0,
+        },
         strategy={"type": "cs", "server_port": options.port},
     )
-    trainer.fit(count, train_dataset=TASKS, val_dataset=TASKS[:5])
+    trainer.fit(agent, train_dataset=TASKS, val_dataset=TASKS[:5])
 
 
 if __name__ == "__main__":

@@ -53,7 +53,11 @@ DOCUMENTED: dict[str, Any] = {
 
 def documented(**changes: Any) -> dict[str, Any]:
     """The example, with values at dotted keys (written with `__` for `.`) changed or added."""
-    settings = copy.deepcopy(DOCUMENTED)
+    return changed(DOCUMENTED, changes)
+
+
+def changed(original: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    settings = copy.deepcopy(original)
     for key, value in changes.items():
         *groups, name = key.split("__")
         node = settings
