@@ -1,28 +1,39 @@
-"""A run that joins a Ray cluster: the cluster stays, and gets all of its resources back."""
+"""A run that joins a Ray cluster: the cluster stays, and gets everything back."""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("verl", reason="needs the extra [cpu]")
 pytest.importorskip("vllm", reason="needs the extra [cpu]")
 
-from verl_runs import TIMEOUT_SECONDS, environment, lines, run
+from verl_runs import TIMEOUT_SECONDS, environment, lines, processes_marked, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * TIMEOUT_SECONDS)]
-START_SECONDS = 120.0
-FREE = "import json, ray; ray.init(); print(json.dumps(ray.available_resources()))"
+RESOURCES = {"CPU": 16.0, "GPU": 1.0}
+# Ray counts what an actor had a little later than it ends the actor.
+FREE_RESOURCES = """
+import json, sys, time, ray
+wanted = json.loads(sys.argv[1])
+ray.init(log_to_driver=False)
+deadline = time.monotonic() + 60
+while True:
+    free = {name: ray.available_resources().get(name) for name in wanted}
+    if free == wanted or time.monotonic() > deadline:
+        break
+    time.sleep(0.5)
+print(json.dumps(free))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -31,60 +42,55 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
-    """Of a cluster that the test ends by itself."""
+def cluster(folder: Path) -> Iterator[dict[str, str]]:
+    """The environment of those who join a cluster on the loopback interface."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    ray = Path(sys.executable).with_name("ray")
-    options = ["--num-cpus=16", "--num-gpus=1", "--include-dashboard=false"]
-    cluster = subprocess.Popen(
-        [str(ray), "start", "--head", "--block", f"--port={port}", *options],
-        env=environment(folder),
+    joining = {
+        "RAY_ADDRESS": f"127.0.0.1:{port}",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
+    ray = str(Path(sys.executable).with_name("ray"))
+    where = ["--head", "--node-ip-address=127.0.0.1", f"--port={port}", "--block"]
+    what = ["--num-cpus=16", "--num-gpus=1", "--include-dashboard=false"]
+    started = subprocess.Popen(
+        [ray, "start", *where, *what],
+        env={**environment(mark_of_cluster(folder), **joining), "RAY_ADDRESS": ""},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
     )
-    address = f"127.0.0.1:{port}"
     try:
-        wait_for(cluster, port)
-        yield address
+        assert free_resources(joining) == RESOURCES
+        yield joining
     finally:
-        os.killpg(cluster.pid, signal.SIGTERM)
-        cluster.wait(timeout=60)
+        started.send_signal(signal.SIGTERM)
+        started.wait(timeout=60)
 
 
-def wait_for(cluster: subprocess.Popen[Any], port: int) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        assert cluster.poll() is None, f"ray start ended with {cluster.returncode}"
-        assert time.monotonic() < deadline, "ray start takes too long"
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            time.sleep(0.5)
-        else:
-            return
+def mark_of_cluster(folder: Path) -> Path:
+    return Path("cluster") / folder.name
 
 
-def free_resources(folder: Path, address: str) -> dict[str, float]:
+def free_resources(joining: dict[str, str]) -> dict[str, float]:
     asked = subprocess.run(
-        [sys.executable, "-c", FREE],
-        env=environment(folder, RAY_ADDRESS=address),
+        [sys.executable, "-c", FREE_RESOURCES, json.dumps(RESOURCES)],
+        env={**os.environ, **joining},
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
+    assert asked.returncode == 0, asked.stderr[-2000:]
     return json.loads(asked.stdout.splitlines()[-1])
 
 
-def test_a_cluster_that_is_there_is_used_and_stays(folder, address):
-    before = free_resources(folder, address)
-    finished = run(folder, "--config", "trajectory", "--steps", "1", RAY_ADDRESS=address)
+def test_a_cluster_that_is_there_is_used_and_stays(folder, cluster):
+    finished = run(folder, "--config", "trajectory", "--steps", "1", **cluster)
     assert finished.returncode == 0, finished.output[-4000:]
-    assert "Started a local Ray instance" not in finished.output
     assert [line["step"] for line in lines(folder / "metrics-1.jsonl")] == [0, 1]
+    assert finished.processes_left == []
     assert finished.segments_left == set()
-    after = free_resources(folder, address)
-    assert {name: after[name] for name in ("CPU", "GPU")} == {"CPU": 16.0, "GPU": 1.0}
-    assert after.keys() == before.keys()  # no placement group is left
-    assert not [name for name in finished.processes_left if "vLLM" in name or "VLLM" in name]
+    assert free_resources(cluster) == RESOURCES
+    of_cluster = processes_marked(f"AGL_FAST_TEST={mark_of_cluster(folder)}")
+    assert "raylet\n" in of_cluster
+    assert not [name for name in of_cluster if name.startswith(("VLLM", "ray::vLLM", "ray::W"))]

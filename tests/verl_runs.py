@@ -50,9 +50,15 @@ def run(folder: Path, *arguments: str, **further: str) -> Finished:
     return Finished(
         started.returncode,
         output,
-        leftovers.shared_memory_segments() - segments,
+        abandoned_segments(segments),
         processes_marked(mark),
     )
+
+
+def abandoned_segments(before: set[str]) -> set[str]:
+    """Those since `before`. One that somebody maps belongs to another run: ours has ended."""
+    abandoned = leftovers.shared_memory_segments() - before - leftovers.mapped_segments()
+    return abandoned & leftovers.shared_memory_segments()
 
 
 def environment(folder: Path, **further: str) -> dict[str, str]:

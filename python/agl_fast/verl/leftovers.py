@@ -62,12 +62,13 @@ def unlink_abandoned_segments(before: set[str]) -> list[str]:
 
     A segment that somebody maps belongs to another run: ours have ended by now.
     """
-    for name in shared_memory_segments() - before - _mapped_segments():
+    for name in shared_memory_segments() - before - mapped_segments():
         (SHARED_MEMORY / name).unlink(missing_ok=True)
-    return sorted(shared_memory_segments() - before - _mapped_segments())
+    return sorted(shared_memory_segments() - before - mapped_segments())
 
 
-def _mapped_segments() -> set[str]:
+def mapped_segments() -> set[str]:
+    """Names of all segments that living processes map."""
     mapped = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
