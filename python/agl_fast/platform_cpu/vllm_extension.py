@@ -8,6 +8,7 @@ from torch import nn
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from vllm.model_executor.layers import utils as vllm_layers
 
+from agl_fast.platform_cpu.load_errors import ReportsLoadErrors
 from agl_fast.platform_cpu.registration import require_cpu
 
 
@@ -32,7 +33,7 @@ def keep_linear_weights() -> None:
     vllm_layers.dispatch_cpu_unquantized_gemm = pack_and_keep_weight
 
 
-class CpuWorkerExtension(vLLMColocateWorkerExtension):
+class CpuWorkerExtension(ReportsLoadErrors, vLLMColocateWorkerExtension):
     """For `rollout.engine_kwargs.vllm.worker_extension_cls`."""
 
     model_runner: Any
