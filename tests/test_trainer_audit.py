@@ -80,6 +80,18 @@ def test_probabilities_that_are_all_alike_are_not_correlated():
     found.require_same_policy(exact=True)
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_log_probs_that_are_no_numbers_stop_every_run(exact):
+    broken = log_probs().clone()
+    broken[0, 0] = float("nan")
+    with pytest.raises(PolicyMismatchError, match="of 240 trained tokens are not all finite"):
+        audit(log_probs(), broken, mask(), ALL_KNOWN).require_same_policy(exact=exact)
+    broken[:] = float("nan")
+    broken[0, :10] = log_probs()[0, :10]
+    unknown = ~ALL_KNOWN
+    audit(log_probs(), broken, mask(), unknown).require_same_policy(exact=exact)
+
+
 def test_few_tokens_decide_nothing():
     Audit(199, 0.5, float("nan"), {}).require_same_policy(exact=True)
     nothing = audit(None, log_probs(), mask(), ALL_KNOWN)
@@ -97,13 +109,32 @@ def test_few_tokens_decide_nothing():
     ],
 )
 def test_exactness_follows_from_the_configuration(rollout, actor, sampling, exact):
-    config = OmegaConf.create(
+    assert computes_exactly(configured(rollout, actor, sampling)) is exact
+
+
+@pytest.mark.parametrize(
+    ("changes", "exact"),
+    [
+        ({"top_p": 0.9}, False),
+        ({"top_k": 20}, False),
+        ({"top_k": 0}, True),
+        ({"temperature": 0.5}, True),
+        ({"logprobs_mode": "raw_logprobs"}, True),
+        ({"logprobs_mode": "raw_logprobs", "temperature": 0.5}, False),
+    ],
+)
+def test_exactness_needs_the_same_distribution(changes, exact):
+    assert computes_exactly(configured("float32", "fp32", "enforce", **changes)) is exact
+
+
+def configured(rollout, actor, sampling, **changes):
+    sampled = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs_mode": "processed_logprobs"}
+    return OmegaConf.create(
         {
             "actor_rollout_ref": {
-                "rollout": {"dtype": rollout},
+                "rollout": {"dtype": rollout, **sampled, **changes},
                 "actor": {"fsdp_config": {"mixed_precision": {"param_dtype": actor}}},
             },
             "agentlightning": {"sampling": sampling},
         }
     )
-    assert computes_exactly(config) is exact

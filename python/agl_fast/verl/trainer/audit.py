@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +48,13 @@ class Audit:
                 warn, as lower precision alone moves probabilities.
 
         Raises:
-            PolicyMismatchError: `exact`, and they differ by more than float32 explains.
+            PolicyMismatchError: `exact`, and they differ by more than float32 explains; or the
+                actor's are not numbers.
         """
+        if self.n_tokens and not math.isfinite(self.mean_difference):
+            raise PolicyMismatchError(
+                f"the actor's log-probs of {self.n_tokens} trained tokens are not all finite"
+            )
         if self.n_tokens < MIN_TOKENS:
             return
         if not (self.mean_difference > MAX_MEAN_DIFFERENCE or self.correlation < MIN_CORRELATION):
@@ -59,7 +65,12 @@ class Audit:
             f"expected at most {MAX_MEAN_DIFFERENCE:g} and at least {MIN_CORRELATION}"
         )
         if exact:
-            raise PolicyMismatchError(f"{message}: the servers do not hold the actor's weights")
+            raise PolicyMismatchError(
+                f"{message}: the servers do not hold the actor's weights. Or agents bend what is "
+                "sampled (a forced tool_choice, a response_format, penalties: "
+                "training/proxy/sampling_unenforced counts them), which with "
+                "agentlightning.sampling=allow is a warning only"
+            )
         logger.warning("%s.", message)
 
 
@@ -107,11 +118,25 @@ def audit(
 
 
 def computes_exactly(config: Any) -> bool:
-    """Whether rollout and actor compute in float32 and sample what the trainer assumes."""
+    """Whether rollout and actor compute in float32 and sample what the trainer assumes.
+
+    The actor knows of the temperature only; the servers' log-probs are of what is left by top_p and
+    top_k.
+    """
     parts = config.actor_rollout_ref
+    rollout = parts.rollout
+    is_same_distribution = (
+        rollout.get("top_p", 1.0) == 1.0
+        and rollout.get("top_k", -1) <= 0
+        and (
+            rollout.get("logprobs_mode", "processed_logprobs") == "processed_logprobs"
+            or rollout.temperature == 1.0
+        )
+    )
     precision = parts.actor.fsdp_config.get("mixed_precision") or {}
-    return (
-        str(parts.rollout.dtype) in ("float32", "float", "fp32")
+    return bool(
+        is_same_distribution
+        and str(rollout.dtype) in ("float32", "float", "fp32")
         and str(precision.get("param_dtype", "bf16")) in ("float32", "float", "fp32")
         and config.get("agentlightning", {}).get("sampling", "enforce") == "enforce"
     )
