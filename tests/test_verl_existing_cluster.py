@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,8 +54,9 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }
     ray = str(Path(sys.executable).with_name("ray"))
+    temporary = tempfile.mkdtemp(prefix="ray-")  # a short path, for sockets
     where = ["--head", "--node-ip-address=127.0.0.1", f"--port={port}", "--block"]
-    what = ["--num-cpus=16", "--num-gpus=1", "--include-dashboard=false"]
+    what = ["--num-cpus=16", "--num-gpus=1", f"--temp-dir={temporary}", "--include-dashboard=false"]
     started = subprocess.Popen(
         [ray, "start", *where, *what],
         env={**environment(mark_of_cluster(folder), **joining), "RAY_ADDRESS": ""},
@@ -66,6 +69,7 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
     finally:
         started.send_signal(signal.SIGTERM)
         started.wait(timeout=60)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def mark_of_cluster(folder: Path) -> Path:
