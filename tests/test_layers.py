@@ -24,6 +24,7 @@ STOREYS = [
     {"verl.daemon"},
     {"verl.proxy"},
     {"verl"},  # what all of verl/ shares
+    {"verl.credit"},
     {"verl.losses"},  # pickled into every worker that trains
     {"batch"},
     {"ops"},

@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from agl_fast.verl.addresses import is_loopback
+from agl_fast.verl.credit import load_hook
 
 AT_LEAST_ONE = (
     "data.train_batch_size",
@@ -80,6 +81,7 @@ def check_combinations(config: DictConfig) -> list[str]:
     if not math.isfinite(_get(config, "agentlightning.reward_fillna_value")):
         raise _unexpected(config, "agentlightning.reward_fillna_value", "a finite number")
     _check_batch(config)
+    _check_credit(config)
     _check_servers(config)
     return list(_without_effect(config))
 
@@ -89,6 +91,21 @@ def _check_batch(config: DictConfig) -> None:
     if _get(config, key) > config.data.train_batch_size:
         raise _unexpected(
             config, key, f"at most data.train_batch_size={config.data.train_batch_size}"
+        )
+
+
+def _check_credit(config: DictConfig) -> None:
+    ours = config.agentlightning
+    if ours.rollout_hook is not None:
+        load_hook(ours.rollout_hook)
+    if not 0 <= ours.credit_discount <= 1:
+        raise _unexpected(config, "agentlightning.credit_discount", "a number from 0 to 1")
+    if ours.credit != "identical" and not config.algorithm.enable_rollout_level_advantage:
+        raise _unexpected(
+            config,
+            "agentlightning.credit",
+            "'identical' where algorithm.enable_rollout_level_advantage=false, as rows have no "
+            "credit",
         )
 
 

@@ -40,6 +40,10 @@ class AgentLightningKeys:
     llm_timeout_seconds: float
     rollout_deadline_seconds: float | None
     failed_rollouts: Literal["skip", "zero"]
+    rollout_hook: str | None
+    credit: Literal["identical", "last_call", "discounted", "per_call"]
+    credit_discount: float
+    missing_rollout_log_probs: Literal["recompute", "drop"]
     sampling: Literal["enforce", "allow"]
     proxy: ProxyKeys
     trace_aggregator: TraceAggregatorKeys

@@ -19,6 +19,7 @@ from agentlightning.types import RolloutConfig
 from verl import DataProto
 
 import agl_fast
+from agl_fast.verl.credit import CreditAssignment
 from agl_fast.verl.daemon.call_filter import CallFilter
 from agl_fast.verl.daemon.collecting import RunningBatch
 from agl_fast.verl.daemon.loop_thread import LoopThread
@@ -67,7 +68,6 @@ class AgentModeDaemon:
         train_information: ``model``, the name that agents see, and how training samples:
             ``temperature`` (0.7), ``top_p`` (1.0), ``top_k`` (-1: every token).
         tokenizer: used with ``trace_aggregator.debug`` to tell retokenised text apart.
-        mini_batch_size: kept as an attribute.
         pad_token_id: id written where no token is.
         reward_fillna_value: reward of rollouts that have none.
         llm_timeout_seconds: the longest a call may take; the store also gives up a rollout that
@@ -78,7 +78,7 @@ class AgentModeDaemon:
         adapter: Agent-lightning's default, or none: every recorded call counts. Another one: those
             whose response id is in its triplets; the others are counted as excluded.
         processor: refused where it needs M-RoPE position ids.
-        image_base_dir: kept as an attribute.
+        mini_batch_size, image_base_dir: kept as attributes.
         trace_aggregator: ``level``, ``overlong_prompt``, ``truncated_rollouts``, ``trim``,
             ``debug``, ``trajectory_max_total_length``, … of ``agl_fast/verl/config.yaml``.
         rollout_deadline_seconds: a rollout that runs longer is cancelled in the store, and has
@@ -91,6 +91,7 @@ class AgentModeDaemon:
             say; what is missing is as for training, or temperature 0.0.
         max_tokens: the longest answer of a call that names no limit.
         proxy_settings: ``port``, ``host``, ``advertise_host``, ``api_key`` of a proxy made here.
+        credit: the user's hook on training rollouts, and what calls learn from.
         check: called about once a second while rollouts run; what it raises ends the wait.
 
     Attributes:
@@ -128,6 +129,7 @@ class AgentModeDaemon:
         validation_sampling: Mapping[str, float] | None = None,
         max_tokens: int | None = None,
         proxy_settings: Mapping[str, Any] | None = None,
+        credit: CreditAssignment | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
         if mode != "v1" or store is None:
@@ -163,10 +165,7 @@ class AgentModeDaemon:
         self.failed_rollouts = failed_rollouts
         self.store = store
         self.llm_proxy = LLMProxy.in_place_of(
-            llm_proxy,
-            timeout_seconds=llm_timeout_seconds,
-            store=store,
-            **(proxy_settings or {}),
+            llm_proxy, timeout_seconds=llm_timeout_seconds, store=store, **(proxy_settings or {})
         )
         if self.llm_proxy.get_store() is None:
             self.llm_proxy.set_store(store)
@@ -187,6 +186,7 @@ class AgentModeDaemon:
         self._rows = TrainingRows(
             self.trace_aggregator,
             failed_rollouts,
+            credit=credit or CreditAssignment(),
             tokenizer=tokenizer,
             pad_token_id=pad_token_id,
             reward_fillna_value=reward_fillna_value,

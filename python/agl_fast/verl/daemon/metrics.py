@@ -10,7 +10,17 @@ import numpy as np
 from agl_fast.verl.daemon.outcomes import Outcome
 
 # Always there, so that their curves begin at 0.
-_COUNTED = ("skipped_rollouts", "skipped_tokens", "stale_rollouts", "unknown_rollouts")
+_COUNTED = (
+    "skipped_rollouts",
+    "skipped_tokens",
+    *(
+        f"skipped_{what}/{reason}"
+        for what in ("rollouts", "tokens")
+        for reason in ("failed", "no_trainable_call", "rollout_hook")
+    ),
+    "stale_rollouts",
+    "unknown_rollouts",
+)
 
 
 def run_metrics(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 import agl_fast
+from agl_fast.verl.credit import CreditAssignment, NamedHook
 from agl_fast.verl.daemon.mismatch_log import MismatchLog
 from agl_fast.verl.daemon.outcomes import FailedRollouts, Outcome
 
@@ -24,6 +25,7 @@ class TrainingRows:
     Args:
         trace_aggregator: ``agentlightning.trace_aggregator`` of the configuration.
         failed_rollouts: what becomes of rollouts that failed.
+        credit: the user's hook, and what calls learn from.
         options: further keywords of ``BatchBuilder``.
     """
 
@@ -32,6 +34,7 @@ class TrainingRows:
         trace_aggregator: Mapping[str, Any],
         failed_rollouts: FailedRollouts,
         *,
+        credit: CreditAssignment,
         tokenizer: Any,
         **options: Any,
     ) -> None:
@@ -46,7 +49,9 @@ class TrainingRows:
         if settings.get("debug") and settings.get("mismatch_log_dir"):
             self._mismatch_log = MismatchLog(settings["mismatch_log_dir"], tokenizer)
         self._failed_rollouts = failed_rollouts
+        self._credit = credit
         self._kept: list[agl_fast.Rollout] = []
+        self._ids: set[str] = set()  # where a hook gives them
         self._builder: agl_fast.BatchBuilder | None = None
         self._limits: dict[str, Any] = {}
         self._said_savings = False
@@ -59,21 +64,40 @@ class TrainingRows:
 
         Raises:
             TypeError, ValueError: something in it is wrong; the message names it.
+            RuntimeError: the user's hook raised.
         """
         rollout = outcome.training_rollout(self._failed_rollouts)
         if rollout is None:
-            self.counts["skipped_rollouts"] += 1
-            self.counts["skipped_tokens"] += outcome.n_tokens
+            reason = "failed" if outcome.failed else "no_trainable_call"
+            self._count_skipped(reason, rollouts=1, tokens=outcome.n_tokens)
             return
+        kept = self._credit(rollout)
+        if self._credit.hook is not None:
+            self._refuse_known_ids(kept, self._credit.hook)
+            n_tokens = sum(len(call.response_ids) for each in kept for call in each.calls)
+            lost = max(0, outcome.n_tokens - n_tokens)
+            self._count_skipped("rollout_hook", rollouts=int(not kept), tokens=lost)
         if self._builder is not None:
-            self._builder.add(rollout)
-        self._kept.append(rollout)
+            self._builder.add_many(kept)
+        self._kept += kept
+
+    def _count_skipped(self, reason: str, *, rollouts: int, tokens: int) -> None:
+        for name, count in (("skipped_rollouts", rollouts), ("skipped_tokens", tokens)):
+            self.counts[name] += count
+            self.counts[f"{name}/{reason}"] += count
+
+    def _refuse_known_ids(self, rollouts: Sequence[agl_fast.Rollout], hook: NamedHook) -> None:
+        for rollout in rollouts:
+            if rollout.rollout_id in self._ids:
+                raise hook.refuse_known_id(rollout.rollout_id)
+            self._ids.add(rollout.rollout_id)
 
     def clear(self) -> None:
         """Forget what was added."""
         if self._builder is not None and len(self._builder):
             self._builder = None
         self._kept.clear()
+        self._ids.clear()
         self.counts.clear()
 
     def build(

@@ -17,6 +17,7 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils.tracking import Tracking
 
 import agl_fast
+from agl_fast.verl.credit import credit_assignment
 from agl_fast.verl.daemon import AgentModeDaemon, ValidatedRollout, validation_metrics
 from agl_fast.verl.trainer.datasets import columns_of, repeated
 from agl_fast.verl.trainer.metrics import configured_widths
@@ -283,6 +284,7 @@ class AgentLightningTrainer(RayPPOTrainer):
             },
             "max_tokens": self.config.data.max_response_length,
             "proxy_settings": OmegaConf.to_container(ours.proxy, resolve=True),
+            "credit": credit_assignment(ours),
             "check": self.check_while_sampling,
         }
         return self.daemon_cls(
