@@ -12,8 +12,8 @@ import torch
 
 import agl_fast
 import engine_workers
-from agl_fast.verl.tiny_model import make_tiny_model
 from agl_fast.verl.trainer import WorkerGroups, ppo_step
+from tiny_model import make_tiny_model
 
 # verl's, torch's and transformers' own.
 pytestmark = pytest.mark.filterwarnings("ignore")
