@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -65,6 +67,18 @@ def test_the_first_signal_ends_what_runs_in_a_loop_that_stands_still(number, exp
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_run_on_another_thread_says_that_it_cannot_be_interrupted(caplog):
+    def run() -> None:
+        with entrypoint.interruptible():
+            pass
+
+    with caplog.at_level(logging.WARNING):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert "main_thread='algorithm'" in caplog.text
+
+
 def test_the_environment_is_the_runs_own_and_goes_with_it(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.delenv(RUN_VARIABLE, raising=False)
@@ -96,9 +110,24 @@ def test_a_cluster_of_its_own_is_local(monkeypatch):
     assert "TOKENIZERS_PARALLELISM" in environment  # verl's
 
 
-def test_a_cluster_that_is_there_keeps_its_resources(monkeypatch):
+def test_local_is_a_new_cluster_although_another_is_there(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    options = ray_cluster._init_options(config(num_cpus=16, log_to_driver=True), Path("/short"))
+    options = ray_cluster._init_options(config(address="local", num_cpus=16), Path("/short"))
+    assert options["address"] == "local"
+    assert options["num_cpus"] == 16
+    assert options["_temp_dir"] == "/short"
+
+
+@pytest.mark.parametrize("by_variable", [True, False])
+def test_a_cluster_that_is_there_keeps_its_resources(monkeypatch, by_variable):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    address = {"address": "10.0.0.1:6379"}
+    if by_variable:
+        monkeypatch.setenv("RAY_ADDRESS", address.pop("address"))
+    options = ray_cluster._init_options(
+        config(num_cpus=16, log_to_driver=True, **address), Path("/short")
+    )
+    assert options.get("address") == address.get("address")
     assert "num_cpus" not in options
     assert "_temp_dir" not in options
     assert options["log_to_driver"] is True
@@ -129,11 +158,14 @@ def test_a_placement_that_does_not_come_names_what_is_missing(monkeypatch):
         "made": {"state": "CREATED", "bundles": {0: {"CPU": 3.0}}},
         "waits": {"state": "PENDING", "bundles": {0: {"CPU": 3.0, "GPU": 1.0}, 1: {"GPU": 1.0}}},
     }
-    monkeypatch.setattr(ray_cluster, "placement_group_table", lambda: table)
+    others = {"another user's": {"state": "PENDING", "bundles": {0: {"CPU": 99.0}}}}
+    tables = [others]
+    monkeypatch.setattr(ray_cluster, "placement_group_table", lambda: tables[-1])
     free, there = {"CPU": 8.0, "GPU": 1.0}, {"CPU": 11.0, "GPU": 1.0}
     monkeypatch.setattr(ray_cluster.ray, "available_resources", lambda: free)
     monkeypatch.setattr(ray_cluster.ray, "cluster_resources", lambda: there)
     placements = ray_cluster.Placements()
+    tables.append(others | table)
     placements()
     monkeypatch.setattr(ray_cluster, "PLACEMENT_SECONDS", 0.0)
     time.sleep(0.01)
@@ -150,18 +182,22 @@ def test_a_placement_that_does_not_come_names_what_is_missing(monkeypatch):
         ("algorithm.rollout_correction.bypass_mode", True),
         ("actor_rollout_ref.actor.calculate_sum_pi_squared", True),
         ("critic.enable", True),
+        ("ray_kwargs.ray_init.num_cpus", 3),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused_before_ray_starts(key, value, monkeypatch):
     monkeypatch.setattr(ray_cluster.ray, "init", None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(entrypoint, "get_device_name", lambda: "cpu")
     refused = OmegaConf.create(
         {
             "algorithm": {"adv_estimator": "grpo"},
-            "actor_rollout_ref": {"actor": {}},
+            "actor_rollout_ref": {"actor": {"policy_loss": {}}},
             "critic": {"enable": False},
+            "ray_kwargs": {"ray_init": {}},
+            "trainer": {"nnodes": 1, "n_gpus_per_node": 1},
         }
     )
     OmegaConf.update(refused, key, value, force_add=True)
-    with pytest.raises(ValueError, match="critic" if "critic" in key else key.split(".")[-1]):
+    with pytest.raises(ValueError, match=key.split(".")[-1]):
         entrypoint.run(config=refused, train_dataset=[{}], store=None)

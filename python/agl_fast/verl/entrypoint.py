@@ -7,6 +7,7 @@ needs no trip through Ray, and a deadline can interrupt it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import signal
@@ -35,11 +36,13 @@ from agl_fast.verl.leftovers import (
     stop_processes_of_run,
     unlink_abandoned_segments,
 )
-from agl_fast.verl.ray_cluster import Placements, ray_cluster
+from agl_fast.verl.ray_cluster import Placements, check_cpus, ray_cluster
 from agl_fast.verl.trainer import AgentLightningTrainer
 from agl_fast.verl.trainer.datasets import Samples
 from agl_fast.verl.trainer.step import check_config
 from agl_fast.verl.trainer.watch import watched
+
+logger = logging.getLogger(__name__)
 
 START_SECONDS = 1800.0
 SERVER_CHECK_SECONDS = 60.0
@@ -73,6 +76,7 @@ def run(
     OmegaConf.resolve(config)
     check_config(config)
     check_critic(config)
+    check_cpus(config)
     with ExitStack() as ends:
         ends.enter_context(outside_event_loop())
         ends.enter_context(interruptible())
@@ -96,8 +100,9 @@ def check_critic(config: Any) -> None:
     """Raise ValueError where there cannot be a critic."""
     if get_device_name() == "cpu" and need_critic(config):
         raise ValueError(
-            f"algorithm.adv_estimator={config.algorithm.adv_estimator!r}: expected one without a "
-            "critic, as verl 0.9.1 loads its value model with flash attention, which needs a GPU"
+            f"critic.enable=True, algorithm.adv_estimator={config.algorithm.adv_estimator!r}: "
+            "expected no critic on a CPU (adv_estimator grpo, rloo, …), as verl 0.9.1 loads its "
+            "value model with flash attention, which needs a GPU"
         )
 
 
@@ -187,6 +192,11 @@ def interruptible() -> Iterator[None]:
     The first Ctrl-C only asks a running event loop to cancel its task, and ours stands still.
     """
     if threading.current_thread() is not threading.main_thread():
+        logger.warning(
+            "The run is not on the main thread, where alone it could be interrupted: a wait for a "
+            "dead server or worker may not end. Agent-lightning's default strategy runs the "
+            "algorithm on the main thread, 'shm' with main_thread='algorithm'."
+        )
         yield
         return
 

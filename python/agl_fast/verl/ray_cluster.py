@@ -20,6 +20,24 @@ PLACEMENT_SECONDS = 120.0
 # Of a cluster that is there already, these are decided.
 _OF_A_NEW_CLUSTER = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
 
+# verl reserves so many for each GPU, before any of its other actors is placed.
+_CPUS_OF_A_GPU = 3
+
+
+def check_cpus(config: Any) -> None:
+    """Raise ValueError where a cluster that is started here would have too few logical CPUs.
+
+    Its actors would wait for a place, without a word.
+    """
+    wanted = config.ray_kwargs.get("ray_init", {}).get("num_cpus")
+    least = _CPUS_OF_A_GPU * config.trainer.n_gpus_per_node * config.trainer.nnodes + 1
+    if wanted is not None and wanted < least and _address(config) == "local":
+        raise ValueError(
+            f"ray_kwargs.ray_init.num_cpus={wanted}: expected at least {least}, as verl reserves "
+            f"{_CPUS_OF_A_GPU} for each of trainer.nnodes × trainer.n_gpus_per_node GPUs; Ray only "
+            "counts them, the machine may have fewer"
+        )
+
 
 @contextmanager
 def ray_cluster(config: Any, folder: Path) -> Iterator[None]:
@@ -62,22 +80,31 @@ def _init_options(config: Any, folder: Path) -> dict[str, Any]:
         get_ppo_ray_runtime_env(config), options.pop("runtime_env", None) or {}
     )
     options["runtime_env"] = OmegaConf.to_container(environment)
-    if options.get("address") or os.environ.get("RAY_ADDRESS"):
+    if _address(config) != "local":
         return {k: v for k, v in options.items() if k not in _OF_A_NEW_CLUSTER}
     # Not one that happens to run on this machine.
     return {"address": "local", "_temp_dir": str(folder), "logging_level": "WARNING", **options}
 
 
+def _address(config: Any) -> str:
+    options = config.ray_kwargs.get("ray_init", {})
+    return options.get("address") or os.environ.get("RAY_ADDRESS") or "local"
+
+
 class Placements:
-    """Raises once a placement group has not found its resources for `PLACEMENT_SECONDS`."""
+    """Raises once a placement group has not found its resources for `PLACEMENT_SECONDS`.
+
+    Those that are there before are not this run's: others use the cluster, too.
+    """
 
     def __init__(self) -> None:
+        self._others = set(placement_group_table())
         self._waiting_since: dict[str, float] = {}
 
     def __call__(self) -> None:
         now = time.monotonic()
         for group_id, group in placement_group_table().items():
-            if group["state"] != "PENDING":
+            if group["state"] != "PENDING" or group_id in self._others:
                 self._waiting_since.pop(group_id, None)
                 continue
             since = self._waiting_since.setdefault(group_id, now)
