@@ -29,6 +29,7 @@ with warnings.catch_warnings():
         ValidatedRollout,
         store_access,
         validation_metrics,
+        waiting,
     )
     from agl_fast.verl.daemon.loop_thread import LoopThread
     from agl_fast.verl.span_export import send_spans_to_the_store
@@ -48,6 +49,7 @@ __all__ = [
     "send_spans_to_the_store",
     "store_access",
     "validation_metrics",
+    "waiting",
 ]
 
 SECONDS = 20.0

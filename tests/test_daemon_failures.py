@@ -16,6 +16,7 @@ from daemon_runs import (
     new_store,
     scripted_runners,
     store_access,
+    waiting,
 )
 from running_proxy import wait_until
 
@@ -143,11 +144,13 @@ def test_store_s_own_time_limit_counts_as_failed():
     assert metrics["training/failed_rollouts/timeout"] == 1
 
 
-def test_no_runner_takes_the_rollouts():
+def test_no_runner_takes_the_rollouts(monkeypatch, caplog):
+    monkeypatch.setattr(waiting, "_IDLE_SECONDS", 0.1)
     with daemon_bench(rollout_deadline_seconds=0.3) as bench:
         bench.enqueue(2)
         with pytest.raises(TimeoutError, match="no runner took any of 4 queued rollouts"):
             bench.daemon.run_until_all_finished()
+    assert "No runner has taken any of 4 queued rollouts for 0 s." in caplog.text
 
 
 def test_rollout_cancelled_by_someone_else():

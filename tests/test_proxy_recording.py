@@ -224,6 +224,17 @@ def test_training_s_sampling_overrides(fake, proxy, caplog):
     ]
 
 
+def test_seeds_of_training_requests_are_counted_and_left(fake, proxy, caplog):
+    proxy.train()
+    for headers in (None, {"X-AGL-Train": "0"}, None):
+        proxy.post(seed=7, headers=headers)
+    proxy.server.phase = Phase("val", 3, POLICY)
+    proxy.post(seed=7)
+    assert [body["seed"] for body in fake.bodies()] == [7] * 4
+    assert proxy.counts["seeded"] == 2
+    assert len([record for record in caplog.records if "seed" in record.message]) == 1
+
+
 def test_sampling_allowed_to_agents(fake, proxy):
     proxy.train(enforce=False)
     proxy.post(temperature=0.2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -11,12 +12,15 @@ from typing import Any
 
 from agl_fast.verl.daemon.store_access import StoreAccess
 
+logger = logging.getLogger(__name__)
+
 DEADLINE = "deadline"
 
 _SHORTEST_PAUSE = 0.01
 _LONGEST_PAUSE = 0.1
 _SHORTEST_LOOK = 0.1
 _LONGEST_LOOK = 5.0
+_IDLE_SECONDS = 60.0  # between two warnings that no runner takes the rollouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Waiting:
         self._stale = stale
         self._seconds = seconds
         self._look_seconds = min(max(seconds / 20, _SHORTEST_LOOK), _LONGEST_LOOK)
-        self._next_look = self._moved_at = time.monotonic()
+        self._next_look = self._moved_at = self._warned_at = time.monotonic()
         self.counts: Counter[str] = Counter()
 
     @property
@@ -120,7 +124,15 @@ class Waiting:
                     self._moved_at = time.monotonic()
 
     def _require_progress(self) -> None:
-        if time.monotonic() - self._moved_at > self._seconds:
+        now = time.monotonic()
+        if now - max(self._moved_at, self._warned_at) > _IDLE_SECONDS:
+            self._warned_at = now
+            logger.warning(
+                "No runner has taken any of %d queued rollouts for %.0f s.",
+                len(self._queued_at),
+                now - self._moved_at,
+            )
+        if now - self._moved_at > self._seconds:
             raise TimeoutError(
                 f"no runner took any of {len(self._queued_at)} queued rollouts within "
                 f"{self._seconds:g} s: are there runners, and are they stuck in other rollouts?"

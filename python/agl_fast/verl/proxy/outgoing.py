@@ -28,6 +28,7 @@ class Outgoing:
         overridden: the agent's value and the run's, by parameter, where the run's went out.
         deviating: the same where the agent's went out.
         unenforced: parameters that change what is sampled and that the trainer does not know.
+        seeded: a training request has a seed of its own.
     """
 
     body: Mapping[str, Any]
@@ -37,6 +38,7 @@ class Outgoing:
     overridden: Mapping[str, tuple[Any, float]]
     deviating: Mapping[str, tuple[Any, float]]
     unenforced: list[str]
+    seeded: bool
 
     def json(self) -> bytes:
         return _dumps(self.body)
@@ -97,6 +99,7 @@ def recordable(
         overridden=overridden,
         deviating=deviating,
         unenforced=unenforced,
+        seeded=phase.name == "train" and trainable and body.get("seed") is not None,
     )
 
 

@@ -48,6 +48,7 @@ class Recorder:
                                  ``sampling_overridden.temperature`` etc.: by parameter
     sampling_deviating           the same where agents may sample as they like
     sampling_unenforced          requests with parameters that the trainer does not know, likewise
+    seeded                       training requests with a seed: their rollouts may all be alike
     max_tokens_capped            requests without a limit that got the run's
     max_tokens_cap_lifted        of these, sent again without: prompt and limit exceeded the context
     client_errors                answers 4xx of a server, passed on

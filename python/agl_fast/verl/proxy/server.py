@@ -246,6 +246,9 @@ class ProxyServer:
     def _count_sampling(self, outgoing: Outgoing) -> None:
         if outgoing.capped:
             self.recorder.count("max_tokens_capped")
+        if outgoing.seeded:
+            self.recorder.count("seeded")
+            self._say_once("seeded", "seed", None)
         for kind, asked in (
             ("overridden", outgoing.overridden),
             ("deviating", outgoing.deviating),
@@ -261,7 +264,12 @@ class ProxyServer:
         if f"{kind}.{name}" in self._said:
             return
         self._said.add(f"{kind}.{name}")
-        if values is None:
+        if kind == "seeded":
+            logger.warning(
+                "Agents send a seed: rollouts of one sample that ask the same get the same answer, "
+                "and there is nothing to be learned from comparing them."
+            )
+        elif values is None:
             logger.warning(
                 "Agents set %s, which changes what is sampled; the trainer's log-probs know "
                 "nothing of it.",
