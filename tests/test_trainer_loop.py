@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +17,12 @@ import verl_trainer_imports  # noqa: F401
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # litellm's
+    from agl_fast.verl.config import compose
     from agl_fast.verl.daemon import AgentModeDaemon, ValidatedRollout
     from agl_fast.verl.trainer import AgentLightningTrainer
     from agl_fast.verl.trainer import agent_lightning as module
+
+from verl_settings import documented
 
 STEPS_PER_EPOCH = 2
 
@@ -198,6 +202,65 @@ def test_a_run_that_fails_stops_the_daemon_and_says_so_to_the_loggers(logged, mo
         loop.fit()
     assert loop.events[-1] == "stop"
     assert logged == [(-1, {"exit_code": 1})]
+
+
+def test_the_daemon_is_made_as_the_configuration_says():
+    settings = documented(
+        actor_rollout_ref__rollout__temperature=0.8,
+        actor_rollout_ref__rollout__top_p=0.95,
+        actor_rollout_ref__rollout__val_kwargs={"temperature": 0.6, "top_p": 0.7, "top_k": 5},
+        agentlightning={
+            "reward_fillna_value": -1.0,
+            "llm_timeout_seconds": 7.0,
+            "rollout_deadline_seconds": 8.0,
+            "failed_rollouts": "zero",
+            "sampling": "allow",
+            "proxy": {"port": 8123},
+            "trace_aggregator": {"level": "trajectory"},
+        },
+    )
+    trainer = object.__new__(AgentLightningTrainer)
+    trainer.config = compose(settings, device="cuda").config
+    trainer.tokenizer = SimpleNamespace(pad_token_id=None, eos_token_id=9)
+    trainer.processor = None
+    trainer.store, trainer.llm_proxy, trainer.adapter = "store", "proxy", "adapter"
+    trainer.daemon_cls = lambda *arguments, **keywords: (arguments, keywords)
+    (port, n), made = trainer.make_daemon()
+    rollout = trainer.config.actor_rollout_ref.rollout
+    assert (port, n) == (9999, rollout.n)
+    assert made["train_information"] == {
+        "model": "some/model",
+        "temperature": 0.8,
+        "top_p": 0.95,
+        "top_k": -1,
+    }
+    assert made["validation_sampling"] == {"temperature": 0.6, "top_p": 0.7, "top_k": 5}
+    assert made["max_tokens"] == trainer.config.data.max_response_length
+    assert made["pad_token_id"] == 9
+    assert (made["reward_fillna_value"], made["failed_rollouts"]) == (-1.0, "zero")
+    assert (made["llm_timeout_seconds"], made["rollout_deadline_seconds"]) == (7.0, 8.0)
+    assert (made["sampling"], made["mode"]) == ("allow", "v1")
+    assert made["trace_aggregator"]["level"] == "trajectory"
+    proxy = {"host": "127.0.0.1", "port": 8123, "advertise_host": None, "api_key": None}
+    assert made["proxy_settings"] == proxy
+    assert (made["store"], made["llm_proxy"], made["adapter"]) == ("store", "proxy", "adapter")
+    assert made["check"] == trainer.check_while_sampling
+
+
+def test_servers_that_do_not_fall_asleep_end_the_run(monkeypatch):
+    monkeypatch.setattr(module, "SLEEP_SECONDS", 0.2)
+    loop = Loop()
+    rows = SimpleNamespace(batch={}, non_tensor_batch={})
+    monkeypatch.setattr(module, "replace", lambda *_, **__: None)
+    loop.config.data = {"max_prompt_length": 4, "max_response_length": 4}
+    loop.servers_alive = module.ServersAlive([], [])
+    loop.agent_mode_daemon = FakeDaemon(loop.events)
+    loop.agent_mode_daemon.last_batch = None
+    loop.agent_mode_daemon.get_train_data_batch = lambda **_: (rows, {})
+    loop.checkpoint_manager = SimpleNamespace(sleep_replicas=lambda: time.sleep(60))
+    loop.global_steps = 1
+    with pytest.raises(TimeoutError, match="putting the servers to sleep did not finish"):
+        AgentLightningTrainer.sample(loop, {"task": np.arange(2)})
 
 
 def test_a_daemon_class_gets_the_keywords_it_takes():

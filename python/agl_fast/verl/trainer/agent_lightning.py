@@ -28,6 +28,7 @@ from agl_fast.verl.trainer.workers import WorkerGroups
 
 UPDATE_SECONDS = 4 * 3600.0
 CHECKPOINT_SECONDS = 3600.0
+SLEEP_SECONDS = 300.0
 
 
 class AgentLightningTrainer(RayPPOTrainer):
@@ -193,7 +194,9 @@ class AgentLightningTrainer(RayPPOTrainer):
             columns=dict(rows.non_tensor_batch),
         )
         daemon.clear_data_and_server()
-        self.checkpoint_manager.sleep_replicas()
+        self.servers_alive.begin()
+        with watched("putting the servers to sleep", SLEEP_SECONDS, self.servers_alive):
+            self.checkpoint_manager.sleep_replicas()
         return batch, metrics
 
     def learn(self, batch: agl_fast.Batch, *, n_rollouts: int) -> PpoStep:
