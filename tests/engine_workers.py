@@ -149,7 +149,7 @@ def _everyones(output: Any) -> Any:
 
     if dist.get_world_size() == 1:
         return output
-    names = [name for name in output if isinstance(tu.get(output, name), torch.Tensor)]
+    names = [name for name in list(output.keys()) if isinstance(tu.get(output, name), torch.Tensor)]
     mine = {name: [row.clone() for row in tu.get(output, name).unbind()] for name in names}
     of_ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(of_ranks, mine)

@@ -1,0 +1,159 @@
+"""The same calls, however they are cut into rows, teach the same.
+
+Levels, the order of rows, micro-batches, trimming, one data-parallel rank or two: the same
+advantages per token, and the same parameters after three mini-batches. In float64 on a plain model,
+in float32 through verl's FSDP engine; with KL and entropy terms throughout.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from omegaconf import OmegaConf
+
+import engine_workers
+import invariance
+from agl_fast.verl.trainer.estimators import OF_ROLLOUTS
+from invariance import (
+    AS_CALLS,
+    OBJECTIVES,
+    OF_ENGINES,
+    ONE_RANK,
+    TWO_RANKS,
+    Learned,
+    difference,
+)
+
+# verl's, torch's and transformers' own.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+IN_FLOAT64 = 1e-10
+IN_FLOAT32 = 1e-6
+SECONDS = 300
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("invariance")
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path) -> Any:
+    invariance.tiny_model(folder / "model", 3)
+    invariance.tiny_model(folder / "reference", 4)
+    config = invariance.configured(folder / "model")
+    OmegaConf.save(config, folder / "config.yaml")
+    return config
+
+
+@pytest.fixture(scope="module")
+def two_ranks(folder: Path, config: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two processes that learn while the tests of one rank run."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    script = Path(invariance.__file__).with_name("invariance_ranks.py")
+    ranks = []
+    for rank in range(2):
+        of_rank = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": 2,
+            "RAY_LOCAL_WORLD_SIZE": 2,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "OMP_NUM_THREADS": 1,
+        }
+        environment = os.environ | {name: str(value) for name, value in of_rank.items()}
+        output = (folder / f"rank-{rank}.log").open("wb")
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, script, folder], env=environment, stdout=output, stderr=output
+            )
+        )
+        output.close()
+    try:
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def one_rank(two_ranks: Any) -> Iterator[None]:
+    with engine_workers.one_rank():
+        dist.init_process_group("gloo")
+        yield
+
+
+@pytest.fixture(scope="module")
+def engines(one_rank: None, config: Any, folder: Path) -> invariance.Engines:
+    return invariance.Engines(config, folder / "model", folder / "reference")
+
+
+@pytest.fixture(scope="module")
+def of_two_ranks(two_ranks: list[subprocess.Popen[bytes]], folder: Path) -> dict[Any, Learned]:
+    for rank, process in enumerate(two_ranks):
+        code = process.wait(SECONDS)
+        assert code == 0, (folder / f"rank-{rank}.log").read_text()[-4000:]
+    learned: dict[Any, Learned] = torch.load(folder / "learned.pt", weights_only=False)
+    return learned
+
+
+@pytest.fixture(scope="module")
+def from_calls(one_rank: None, config: Any) -> Callable[[str, str], Learned]:
+    """What the plain model learns from rows of one call each, by objective."""
+
+    @cache
+    def learned(policy_loss: str, aggregation: str) -> Learned:
+        asked = invariance.ask_for(config, policy_loss, aggregation)
+        return invariance.learned_by_plain_model(AS_CALLS, asked)
+
+    return learned
+
+
+@pytest.mark.parametrize(("policy_loss", "aggregation"), OBJECTIVES)
+def test_rows_of_one_rank(from_calls, config, policy_loss, aggregation):
+    asked = invariance.ask_for(config, policy_loss, aggregation)
+    expected = from_calls(policy_loss, aggregation)
+    for cut in ONE_RANK:
+        found = invariance.learned_by_plain_model(cut, asked)
+        assert difference(expected, found) < IN_FLOAT64
+
+
+@pytest.mark.parametrize("estimator", sorted({*OF_ROLLOUTS, "reinforce_plus_plus"} - {"grpo"}))
+def test_every_estimator(one_rank, config, estimator):
+    asked = invariance.ask_for(config.copy(), "vanilla", "token-mean")
+    asked.algorithm.adv_estimator = estimator
+    expected, found = (
+        invariance.learned_by_plain_model(cut, asked) for cut in (AS_CALLS, ONE_RANK[1])
+    )
+    assert difference(expected, found) < IN_FLOAT64
+
+
+@pytest.mark.parametrize(("policy_loss", "aggregation"), OF_ENGINES)
+def test_rows_through_the_engine(engines, config, of_two_ranks, policy_loss, aggregation):
+    asked = invariance.ask_for(config, policy_loss, aggregation)
+    expected = engines.learned(AS_CALLS, asked)
+    for cut in ONE_RANK:
+        assert difference(expected, engines.learned(cut, asked)) < IN_FLOAT32
+    for cut in TWO_RANKS:
+        found = of_two_ranks["engine", policy_loss, aggregation, cut]
+        assert difference(expected, found) < IN_FLOAT32
+
+
+@pytest.mark.parametrize(("policy_loss", "aggregation"), OBJECTIVES)
+def test_rows_of_two_ranks(from_calls, of_two_ranks, policy_loss, aggregation):
+    for cut in TWO_RANKS:
+        found = of_two_ranks["plain", policy_loss, aggregation, cut]
+        assert difference(from_calls(policy_loss, aggregation), found) < IN_FLOAT64
