@@ -21,6 +21,7 @@ AT_LEAST_ONE = (
     "actor_rollout_ref.rollout.val_kwargs.n",
     "trainer.nnodes",
     "trainer.n_gpus_per_node",
+    "agentlightning.max_ppo_update_times",
     "agentlightning.trace_aggregator.trajectory_max_prompt_length",
     "agentlightning.trace_aggregator.trajectory_max_response_length",
     "agentlightning.trace_aggregator.trajectory_max_total_length",

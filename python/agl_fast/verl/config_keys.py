@@ -44,6 +44,7 @@ class AgentLightningKeys:
     credit: Literal["identical", "last_call", "discounted", "per_call"]
     credit_discount: float
     missing_rollout_log_probs: Literal["recompute", "drop"]
+    max_ppo_update_times: int | None
     sampling: Literal["enforce", "allow"]
     proxy: ProxyKeys
     trace_aggregator: TraceAggregatorKeys

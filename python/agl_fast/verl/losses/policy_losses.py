@@ -23,8 +23,8 @@ _PICKS_TOKENS = (
 REFUSED = {
     "clip_cov": _PICKS_TOKENS,
     "kl_cov": _PICKS_TOKENS,
-    "bypass_mode": "the audit compares the rollout's log-probs with the actor's, which this mode "
-    "does not compute; algorithm.rollout_correction without bypass_mode weighs tokens by both",
+    "bypass_mode": "it is verl's name for what algorithm.rollout_correction.bypass_mode=true with "
+    "loss_mode=vanilla does here",
 }
 
 
