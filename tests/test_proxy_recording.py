@@ -235,6 +235,28 @@ def test_seeds_of_training_requests_are_counted_and_left(fake, proxy, caplog):
     assert len([record for record in caplog.records if "seed" in record.message]) == 1
 
 
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url"])
+def test_what_rows_cannot_hold_is_refused_in_training_only(fake, proxy, kind):
+    content = [{"type": "text", "text": "what is it?"}, {"type": kind, kind: {"url": "data:,"}}]
+    messages = [{"role": "user", "content": content}]
+    proxy.train()
+    refused = proxy.post(messages=messages)
+    assert refused.status_code == 400
+    assert kind in refused.json()["error"]["message"]
+    assert "X-AGL-Train" in refused.json()["error"]["message"]
+    assert fake.requests == []
+    assert proxy.post(messages=messages, headers={"X-AGL-Train": "0"}).status_code == 200
+    proxy.server.phase = Phase("val", 3, POLICY)
+    assert proxy.post(messages=messages).status_code == 200
+
+
+def test_parts_of_text_are_trained(fake, proxy):
+    proxy.train()
+    content = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert proxy.post(messages=[{"role": "user", "content": content}]).status_code == 200
+    assert proxy.counts["recorded"] == 1
+
+
 def test_sampling_allowed_to_agents(fake, proxy):
     proxy.train(enforce=False)
     proxy.post(temperature=0.2)

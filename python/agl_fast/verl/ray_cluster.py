@@ -15,8 +15,11 @@ from omegaconf import OmegaConf
 from ray.util.placement_group import placement_group_table
 from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
+from agl_fast.verl.trainer.watch import watched
+
 START_ATTEMPTS = 3
 PLACEMENT_SECONDS = 120.0
+LEAVE_SECONDS = 120.0
 # Of a cluster that is there already, these are decided.
 _OF_A_NEW_CLUSTER = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
 
@@ -56,7 +59,8 @@ def ray_cluster(config: Any, folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        ray.shutdown()
+        with watched("leaving Ray", LEAVE_SECONDS):
+            ray.shutdown()
 
 
 def _start(options: dict[str, Any]) -> None:

@@ -34,7 +34,8 @@ class LLMProxy(agentlightning.LLMProxy):
     model list. Agents use the resource that ``as_resource`` returns: a request on the path of a
     rollout and attempt is answered with token ids, which ``recorder`` keeps until they are taken.
     ``X-AGL-Train: 0`` marks a call that is not trained (a judge on the same endpoint),
-    ``X-AGL-Agent`` names the agent that makes it.
+    ``X-AGL-Agent`` names the agent that makes it. A call in training that carries images, audio or
+    video and is not so marked is refused (400): rows hold text only.
 
     Args:
         port: None: the system chooses one at the first start.

@@ -12,6 +12,10 @@ from agl_fast.verl.proxy.sampling import Phase, deviations, sampling_of, unenfor
 Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions"]
 
 
+# Of OpenAI's and vLLM's content parts: image_url, input_audio, video_url, …
+_MEDIA = ("image", "audio", "video")
+
+
 class BadRequestError(ValueError):
     """The agent's request cannot be understood; the message is for the agent."""
 
@@ -65,7 +69,13 @@ def read_body(raw: bytes) -> dict[str, Any]:
 def recordable(
     body: Mapping[str, Any], endpoint: Endpoint, phase: Phase, *, trainable: bool
 ) -> Outgoing:
-    """The request with what recording and training need; everything else is untouched."""
+    """The request with what recording and training need; everything else is untouched.
+
+    Raises:
+        BadRequestError: it would be trained on, and has content that rows cannot hold.
+    """
+    if phase.name == "train" and trainable:
+        _refuse_media(body)
     changed = {**body, "return_token_ids": True}
     if endpoint == "/v1/chat/completions":
         changed["logprobs"] = True
@@ -101,6 +111,20 @@ def recordable(
         unenforced=unenforced,
         seeded=phase.name == "train" and trainable and body.get("seed") is not None,
     )
+
+
+def _refuse_media(body: Mapping[str, Any]) -> None:
+    """The trainer would compute log-probs without the images, and nobody would notice."""
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else []:
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else []:
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and any(word in kind for word in _MEDIA):
+                raise BadRequestError(
+                    f"a message has a part of type {kind!r}: training rows hold text only; send "
+                    "text, or the header X-AGL-Train: 0 for a call that is not trained"
+                )
 
 
 def _missing_limit(body: Mapping[str, Any], endpoint: Endpoint, phase: Phase) -> int | None:

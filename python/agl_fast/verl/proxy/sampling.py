@@ -57,6 +57,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "allowed_token_ids": (),
     "min_tokens": (0,),
+    "use_beam_search": (False,),
     "structured_outputs": (),
     "response_format": ({"type": "text"},),
     "tool_choice": ("auto", "none"),  # others make vLLM mask what is no call

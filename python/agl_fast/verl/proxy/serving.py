@@ -10,6 +10,7 @@ from aiohttp import web
 
 from agl_fast.verl.proxy.server import ProxyServer
 
+START_SECONDS = 60.0
 JOIN_SECONDS = 10.0
 # Handlers get this long at the end; whoever stops the proxy has no agents left to wait for.
 SHUTDOWN_SECONDS = 0.5
@@ -34,6 +35,7 @@ class ServingThread:
 
         Raises:
             OSError: host and port cannot be bound.
+            TimeoutError: the thread does not come to it.
         """
         self._thread = Thread(
             target=lambda: asyncio.run(self._serve(host, port or 0)),
@@ -41,7 +43,7 @@ class ServingThread:
             daemon=True,
         )
         self._thread.start()
-        return self._bound.result()
+        return self._bound.result(START_SECONDS)
 
     def is_running(self) -> bool:
         # After a fork there is no thread in the child.
