@@ -3,7 +3,7 @@
 Two runner processes, a tiny model that is made here, an agent of two calls. Every batch is held
 against agl_fast.reference, and written to FOLDER/batches.jsonl as its rollouts and row counts.
 `--steps` is where training ends; a checkpoint in FOLDER is resumed. `--kill-server` kills the vLLM
-engine while that step samples.
+engine while that step samples, `--interrupt` does what Ctrl-C does.
 
 Two configurations: `trajectory`, and `documented`, the example of Agent-lightning's documentation
 with other sizes, another model and other loggers.
@@ -48,6 +48,7 @@ class ComparingDaemon(AgentModeDaemon):
     folder: Path
     level: str
     kill_server_at: int | None = None
+    interrupt_at: int | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -100,8 +101,11 @@ class ComparingDaemon(AgentModeDaemon):
         return found
 
     def run_until_all_finished(self, verbose: bool = True) -> None:
-        if self.is_train and self.policy_version + 1 == self.kill_server_at:
+        step = self.policy_version + 1 if self.is_train else 0
+        if step == self.kill_server_at:
             kill_engines()
+        if step == self.interrupt_at:
+            os.killpg(0, signal.SIGINT)
         super().run_until_all_finished(verbose)
 
 
@@ -169,6 +173,7 @@ def main() -> None:
     parser.add_argument("--config", choices=RUNS, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--kill-server", type=int, default=None)
+    parser.add_argument("--interrupt", type=int, default=None)
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args()
 
@@ -184,6 +189,7 @@ def main() -> None:
     ComparingDaemon.folder = options.folder
     ComparingDaemon.level = algorithm.config.agentlightning.trace_aggregator.level
     ComparingDaemon.kill_server_at = options.kill_server
+    ComparingDaemon.interrupt_at = options.interrupt
     trainer = agentlightning.Trainer(
         algorithm=algorithm,
         n_runners=2,

@@ -40,6 +40,7 @@ def run(folder: Path, *arguments: str, **further: str) -> Finished:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        start_new_session=True,  # Ctrl-C reaches a whole group of processes
     )
     ask_to_end = threading.Timer(TIMEOUT_SECONDS - 120, started.send_signal, [signal.SIGINT])
     ask_to_end.start()
@@ -47,6 +48,9 @@ def run(folder: Path, *arguments: str, **further: str) -> Finished:
         output, _ = started.communicate()
     finally:
         ask_to_end.cancel()
+        if started.poll() is None:  # pytest is interrupted
+            started.send_signal(signal.SIGINT)
+            started.communicate(timeout=120)
     return Finished(
         started.returncode,
         output,
