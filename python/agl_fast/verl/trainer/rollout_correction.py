@@ -27,40 +27,72 @@ _OPTIONS = (
 )
 
 
+def require_supported(algorithm: Any) -> None:
+    """Raise ValueError for a correction that cannot be computed.
+
+    Args:
+        algorithm: verl's `algorithm` group of the configuration.
+    """
+    correction = algorithm.get("rollout_correction") or {}
+    if not correction.get("bypass_mode"):
+        return
+    key = "algorithm.rollout_correction"
+    if correction.get("loss_type", "ppo_clip") != "ppo_clip":
+        raise ValueError(
+            f"{key}.loss_type={correction['loss_type']!r} with {key}.bypass_mode=true: expected "
+            "'ppo_clip'; with actor.policy_loss.loss_mode=cispo the ratio weighs log-probs, too"
+        )
+    if correction.get("rollout_rs") is not None:
+        raise ValueError(
+            f"{key}.rollout_rs={correction['rollout_rs']!r} with {key}.bypass_mode=true: expected "
+            "null, as rejection compares with the actor's log-probs, which bypass_mode leaves out"
+        )
+
+
+def bypasses(
+    tensors: Mapping[str, torch.Tensor], columns: Mapping[str, NDArray[Any]], config: Any
+) -> bool:
+    """Whether the servers' log-probs stand for the actor's: `bypass_mode`, and none is missing."""
+    correction = config.algorithm.get("rollout_correction") or {}
+    if not correction.get("bypass_mode") or "rollout_log_probs" not in tensors:
+        return False
+    by_call = _calls(tensors, columns, needed=False)
+    return _drops(config) or bool(_known(by_call, tensors).all())
+
+
 def correct(
     tensors: Mapping[str, torch.Tensor], columns: Mapping[str, NDArray[Any]], config: Any
 ) -> tuple[Tensors, dict[str, float]]:
     """Weights and rejections (`algorithm.rollout_correction`). A sequence is a call.
 
     Calls without log-probs (`agentlightning.missing_rollout_log_probs`): recompute: they count as
-    sampled by the actor; drop: they are not trained.
+    sampled by the actor; drop: they are not trained. With `bypass_mode` the servers' log-probs take
+    the place of the actor's, so that the loss's ratio is the correction.
 
     Args:
         tensors: (B, R) response_mask, old_log_probs, rollout_log_probs if any call has some, and
             call_index where a row may hold several calls and they are weighed or rejected whole.
 
     Returns:
-        What changes: response_mask, rollout_log_probs, rollout_is_weights, (B, R) each; and
-        `rollout_corr/*`.
+        What changes: response_mask, rollout_log_probs, old_log_probs, rollout_is_weights, (B, R)
+        each; and `rollout_corr/*`.
 
     Raises:
         ValueError: the batch does not say which call sampled a token, or no call is left.
     """
-    drops = config.get("agentlightning", {}).get("missing_rollout_log_probs") == "drop"
-    correction = config.algorithm.get("rollout_correction")
-    response_mask = tensors["response_mask"]
+    correction = config.algorithm.get("rollout_correction") or {}
+    drops = _drops(config)
     given = tensors.get("rollout_log_probs")
-    if given is None:
-        if drops:
-            raise ValueError(
-                "no call of this step has log-probs, so that "
-                "agentlightning.missing_rollout_log_probs='drop' leaves nothing to train"
-            )
+    if given is None and not drops:
         return {}, {}
-    by_call = _calls(
-        tensors, columns, needed=correction is not None and _looks_at_calls(correction)
-    )
-    known = by_call.gather(given).ne(0).any(dim=1)
+    by_call = _calls(tensors, columns, needed=_looks_at_calls(correction))
+    known = _known(by_call, tensors)
+    if given is None or (drops and not known.any()):
+        raise ValueError(
+            "no call of this step has log-probs, so that "
+            "agentlightning.missing_rollout_log_probs='drop' leaves nothing to train"
+        )
+    response_mask = tensors["response_mask"]
     metrics = {"training/n_calls_without_log_probs": float((~known).sum())}
     known_tokens = by_call.scatter(known[:, None].expand(by_call.shape), response_mask)
     if drops:
@@ -68,7 +100,9 @@ def correct(
     else:
         given = torch.where(known_tokens.bool(), given, tensors["old_log_probs"])
     changed = {"response_mask": response_mask, "rollout_log_probs": given}
-    if correction is None or correction.get("bypass_mode") or not response_mask.any():
+    if correction.get("bypass_mode"):
+        return changed | {"old_log_probs": given}, metrics
+    if not correction:
         return changed, metrics
 
     weights, kept, found = compute_rollout_correction_and_rejection_mask(
@@ -99,6 +133,18 @@ def _calls(
         tensors["response_mask"], numbers, of_row, list(dict.fromkeys(of_row))
     )
     return tokens.by_call()[0]
+
+
+def _known(by_call: Sequences, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """(calls,) bool: which have log-probs. One that is certain of every token looks as if not."""
+    given = tensors.get("rollout_log_probs")
+    if given is None:
+        return torch.zeros(by_call.shape[0], dtype=torch.bool)
+    return by_call.gather(given).ne(0).any(dim=1)
+
+
+def _drops(config: Any) -> bool:
+    return bool(config.get("agentlightning", {}).get("missing_rollout_log_probs") == "drop")
 
 
 def _looks_at_calls(correction: Any) -> bool:

@@ -19,7 +19,10 @@ from agl_fast.verl.trainer.audit import audit, computes_exactly
 from agl_fast.verl.trainer.dealing import Dealer, RowUnits, zero_advantage_groups
 from agl_fast.verl.trainer.estimators import require_supported
 from agl_fast.verl.trainer.metrics import configured_widths, data_metrics, in_all_rows
-from agl_fast.verl.trainer.rollout_correction import correct
+from agl_fast.verl.trainer.rollout_correction import bypasses, correct
+from agl_fast.verl.trainer.rollout_correction import (
+    require_supported as require_supported_correction,
+)
 from agl_fast.verl.trainer.timing import timed
 from agl_fast.verl.trainer.workers import Rows, WorkerGroups
 
@@ -52,12 +55,7 @@ class PpoStep:
 def check_config(config: Any) -> None:
     """Raise ValueError for settings that this step would get wrong."""
     require_supported(str(config.algorithm.adv_estimator))
-    correction = config.algorithm.get("rollout_correction") or {}
-    if correction.get("bypass_mode"):
-        raise ValueError(
-            "algorithm.rollout_correction.bypass_mode=true: expected false, as the audit compares "
-            "the rollout's log-probs with the actor's"
-        )
+    require_supported_correction(config.algorithm)
     require_supported_loss(config.actor_rollout_ref.actor)
     if config.actor_rollout_ref.actor.get("calculate_sum_pi_squared", False):
         raise ValueError("actor.calculate_sum_pi_squared=true: no supported estimator uses it")
@@ -165,7 +163,31 @@ def _infer(
     config: Any,
     seconds: dict[str, float],
 ) -> dict[str, float]:
-    """Add old_log_probs, ref_log_prob and values to `tensors`, and audit the first."""
+    """Add old_log_probs, ref_log_prob and values to `tensors`."""
+    metrics: dict[str, float] = {}
+    if bypasses(tensors, columns, config):
+        tensors["old_log_probs"] = tensors["rollout_log_probs"]
+    else:
+        metrics |= _infer_policy(tensors, columns, rollout_ids, rows, workers, config, seconds)
+    if workers.reference is not None:
+        with timed("ref", seconds):
+            tensors |= work.reference_log_probs(rows, workers, config)
+    if workers.critic is not None:
+        with timed("values", seconds):
+            tensors |= work.critic_values(rows, workers)
+    return metrics
+
+
+def _infer_policy(
+    tensors: dict[str, torch.Tensor],
+    columns: Mapping[str, Any],
+    rollout_ids: list[str],
+    rows: Rows,
+    workers: WorkerGroups,
+    config: Any,
+    seconds: dict[str, float],
+) -> dict[str, float]:
+    """Add old_log_probs to `tensors`, and audit them."""
     actor = config.actor_rollout_ref.actor
     with timed("old_log_prob", seconds):
         policy, mfu = work.policy_log_probs(rows, workers, config)
@@ -188,14 +210,7 @@ def _infer(
         torch.from_numpy(np.asarray(columns["has_rollout_log_probs"], dtype=bool)),
     )
     found.require_same_policy(exact=computes_exactly(config))
-    metrics |= found.metrics
-    if workers.reference is not None:
-        with timed("ref", seconds):
-            tensors |= work.reference_log_probs(rows, workers, config)
-    if workers.critic is not None:
-        with timed("values", seconds):
-            tensors |= work.critic_values(rows, workers)
-    return metrics
+    return metrics | found.metrics
 
 
 def _estimate(
