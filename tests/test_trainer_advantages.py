@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from verl.trainer.ppo.core_algos import AdvantageEstimator
 
 from agl_fast import Call, Rollout
 from agl_fast.verl.trainer.estimators import OF_ROLLOUTS, REFUSED, compare, require_supported
@@ -178,21 +179,45 @@ def test_verls_rows_are_a_switch_away():
     assert found["B", 0, 0] == pytest.approx(-0.75)
 
 
+def whole(estimator: str, **settings) -> object:
+    composed = {"algorithm": {"adv_estimator": estimator}, "actor_rollout_ref": {"actor": {}}}
+    return OmegaConf.merge(
+        composed, OmegaConf.from_dotlist([f"{k}={v}" for k, v in settings.items()])
+    )
+
+
 @pytest.mark.parametrize("estimator", sorted(REFUSED))
 def test_what_cannot_be_computed_is_refused_by_name(estimator):
     with pytest.raises(ValueError, match=estimator):
-        require_supported(estimator)
+        require_supported(whole(estimator))
 
 
-def test_estimators_that_verl_knows_are_ours_or_refused():
-    from verl.trainer.ppo.core_algos import AdvantageEstimator
+SQUARES = {"actor_rollout_ref.actor.calculate_sum_pi_squared": True}
 
-    known = {estimator.value for estimator in AdvantageEstimator}
-    assert known == OF_ROLLOUTS | set(REFUSED) | {"gae", "reinforce_plus_plus"}
-    for estimator in known - set(REFUSED):
-        require_supported(estimator)
+
+def test_estimators_that_verl_knows_are_supported_or_refused():
+    for estimator in AdvantageEstimator:
+        if estimator.value not in REFUSED:
+            require_supported(whole(estimator.value, **SQUARES))
     with pytest.raises(ValueError, match=r"'mine'.*nobody registered it"):
-        require_supported("mine")
+        require_supported(whole("mine"))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "settings", "key"),
+    [
+        ("gae", {"algorithm.use_pf_ppo": True}, "use_pf_ppo=true"),
+        ("optimal_token_baseline", {}, "calculate_sum_pi_squared=False"),
+        (
+            "tir_optimal_token_baseline",
+            {**SQUARES, "algorithm.rollout_correction.bypass_mode": True},
+            "bypass_mode=True",
+        ),
+    ],
+)
+def test_what_does_not_go_together(estimator, settings, key):
+    with pytest.raises(ValueError, match=key):
+        require_supported(whole(estimator, **settings))
 
 
 def test_the_table_and_the_rows_must_be_of_one_batch():

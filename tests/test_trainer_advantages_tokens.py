@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 
@@ -87,6 +88,26 @@ def test_reinforce_plus_plus_discounts_over_the_whole_rollout(level, credit):
     }
     close(by_token(batch, found["returns"]), returns)
     close(by_token(batch, found["advantages"]), whitened(returns))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("estimator", ["optimal_token_baseline", "tir_optimal_token_baseline"])
+def test_the_optimal_baseline_of_a_token_is_that_of_its_place_in_the_rollout(estimator, level):
+    calls = [Call([50], [51]), Call([60], [61])]
+    batch = build([*two_rows(continued=False)[:1], Rollout("C", "g", calls, 1.0)], level)
+    keys = [*list(VALUES)[:4], ("C", 0, 0), ("C", 1, 0)]
+    # w = 1 - 2π + Σπ²: of A 0.5, 0.5, 1, 1 and of C 1, 1; W sums them up from the front.
+    squares = dict(zip(keys, [0.5, 0.5, 1.0, 1.0, 1.0, 1.0], strict=True))
+    found = estimated(
+        batch,
+        configured(estimator),
+        old_log_probs=dict.fromkeys(keys, math.log(0.5)),
+        sum_pi_squared=squares,
+    ).tensors["advantages"]
+    # Places 0 and 1: (2·0.5 + 1·1) / 1.5 and (2·1 + 1·2) / 3; then A is alone, without a baseline.
+    close(
+        by_token(batch, found), dict(zip(keys, [2 / 3, 2 / 3, 2, 2, -1 / 3, -1 / 3], strict=True))
+    )
 
 
 def test_a_lost_end_leaves_the_reward_on_the_last_trained_token():
@@ -245,8 +266,8 @@ def test_without_call_index_the_order_is_unknown():
     estimated(rows_are_calls, configured("reinforce_plus_plus"))
 
 
-def test_gae_without_values_names_the_key():
-    with pytest.raises(ValueError, match=r"critic\.enable=true"):
+def test_gae_without_values():
+    with pytest.raises(ValueError, match="'gae' needs values"):
         estimated(build(two_rows(continued=True)), configured("gae"))
 
 

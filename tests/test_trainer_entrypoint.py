@@ -180,7 +180,7 @@ def test_a_placement_that_does_not_come_names_what_is_missing(monkeypatch):
     [
         ("algorithm.adv_estimator", "remax"),
         ("algorithm.rollout_correction", {"bypass_mode": True, "loss_type": "reinforce"}),
-        ("actor_rollout_ref.actor.calculate_sum_pi_squared", True),
+        ("algorithm.use_pf_ppo", True),
         ("critic.enable", True),
         ("ray_kwargs.ray_init.num_cpus", 3),
     ],

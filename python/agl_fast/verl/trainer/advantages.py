@@ -55,13 +55,14 @@ def estimate(
     Args:
         tensors: (B, R) response_mask and token_level_scores; call_index where a rollout has several
             rows, and the estimator or the credit looks at calls; old_log_probs and ref_log_prob for
-            `algorithm.use_kl_in_reward`; values for `gae`.
+            `algorithm.use_kl_in_reward`; values for `gae`; old_log_probs and sum_pi_squared for
+            `optimal_token_baseline`.
         columns: (B,) rollout_id_list, and data_id_list for row-level advantages.
         config: verl's `algorithm` group, and `agentlightning.credit`.
         kl_controller: verl's, for `algorithm.use_kl_in_reward`.
 
     Raises:
-        ValueError: the batch has no call_index where one is needed, or no values.
+        ValueError: call_index is missing where it is needed, or something of the estimator's.
     """
     algorithm = config.algorithm
     if not algorithm.get("enable_rollout_level_advantage", True):
@@ -97,9 +98,13 @@ def estimate(
     else:
         earned = _placed(tokens, rollouts, per_call=per_call)
         earned -= by_rollout.gather(penalty).to(torch.float64)
-        values = by_rollout.gather(tensors["values"]) if "values" in tensors else None
-        groups = [rollout.data_id for rollout in rollouts]
-        found = along_sequences(groups, earned, by_rollout.mask, values, algorithm)
+        found = along_sequences(
+            [rollout.data_id for rollout in rollouts],
+            earned,
+            by_rollout.mask,
+            algorithm,
+            lambda name: by_rollout.gather(tensors[name]) if name in tensors else None,
+        )
         advantages, returns = (by_rollout.scatter(each, rewards) for each in found)
     if credited:
         advantages = advantages * _credits(tokens, rollouts, advantages)

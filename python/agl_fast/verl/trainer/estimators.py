@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
 
 # One number a sample, which all its trained tokens get. verl's function for it is asked with one
@@ -29,27 +30,49 @@ _BY_LENGTH = frozenset({"opo", "reinforce_plus_plus_baseline"})
 # The same numbers, but the vectorized ones round to float32 on the way.
 _COMPUTED_AS = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
 
+# What verl's estimators along tokens are given besides rewards, groups and the configuration.
+_FURTHER = {
+    "gae": ("values",),
+    "optimal_token_baseline": ("old_log_probs", "sum_pi_squared", "rollout_is_weights"),
+    "reinforce_plus_plus": (),
+    "tir_optimal_token_baseline": ("old_log_probs", "sum_pi_squared", "rollout_is_weights"),
+}
+_OPTIONAL = {"rollout_is_weights"}
+
 REFUSED = {
     "gdpo": "it needs several rewards a rollout, agents give one",
-    "optimal_token_baseline": "it needs sums of squared probabilities, which are not computed",
     "remax": "it needs a greedy rollout of every sample besides the sampled ones",
-    "tir_optimal_token_baseline": "it needs sums of squared probabilities, which are not computed",
 }
 
 
-def require_supported(estimator: str) -> None:
-    """Raise ValueError for an `algorithm.adv_estimator` that cannot be computed."""
-    known = sorted(map(str, {*OF_ROLLOUTS, "gae", "reinforce_plus_plus"}))
-    if estimator in REFUSED:
-        why = REFUSED[estimator]
-    elif estimator not in ADV_ESTIMATOR_REGISTRY:
-        why = "nobody registered it with verl.trainer.ppo.core_algos.register_adv_est"
-    else:
-        return
-    raise ValueError(
-        f"algorithm.adv_estimator={estimator!r}: {why}; expected one of {', '.join(known)}, or a "
-        "registered one"
-    )
+def require_supported(config: Any) -> None:
+    """Raise ValueError for an `algorithm.adv_estimator` that cannot be computed.
+
+    Args:
+        config: the whole configuration.
+    """
+    estimator = str(config.algorithm.adv_estimator)
+    if estimator in REFUSED or estimator not in ADV_ESTIMATOR_REGISTRY:
+        known = sorted({*OF_ROLLOUTS, *_FURTHER})
+        nobody = "nobody registered it with verl.trainer.ppo.core_algos.register_adv_est"
+        raise ValueError(
+            f"algorithm.adv_estimator={estimator!r}: {REFUSED.get(estimator, nobody)}; expected "
+            f"one of {', '.join(known)}, or a registered one"
+        )
+    if config.algorithm.get("use_pf_ppo"):
+        raise ValueError(
+            "algorithm.use_pf_ppo=true: expected false, as it resamples rows, not rollouts"
+        )
+    if "sum_pi_squared" in _FURTHER.get(estimator, ()):
+        for key, expected in (
+            ("actor_rollout_ref.actor.calculate_sum_pi_squared", True),
+            ("algorithm.rollout_correction.bypass_mode", False),
+        ):
+            if bool(OmegaConf.select(config, key)) != expected:
+                raise ValueError(
+                    f"{key}={not expected} with algorithm.adv_estimator={estimator!r}: expected "
+                    f"{expected}, as the estimator needs the actor's probabilities"
+                )
 
 
 def compare(
@@ -104,8 +127,8 @@ def along_sequences(
     groups: Sequence[Hashable],
     rewards: torch.Tensor,
     mask: torch.Tensor,
-    values: torch.Tensor | None,
     algorithm: Any,
+    further: Callable[[str], torch.Tensor | None],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What an estimator gives each token of S sequences of at most L tokens.
 
@@ -113,27 +136,30 @@ def along_sequences(
         groups: (S,) whose sequences are compared, if the estimator does so.
         rewards: (S, L) float64.
         mask: (S, L) 1 on tokens.
-        values: (S, L) the critic's, for `gae`.
         algorithm: verl's `algorithm` group of the configuration.
+        further: (S, L) of values, old_log_probs, sum_pi_squared or rollout_is_weights.
 
     Returns:
         Advantages and returns, (S, L) float64.
+
+    Raises:
+        ValueError: something that the estimator needs is missing.
     """
     estimator = str(algorithm["adv_estimator"])
     mask = mask.to(torch.float64)
     if mask.sum() < 2:  # verl whitens over the tokens
         return torch.zeros_like(rewards), torch.zeros_like(rewards)
-    options: dict[str, Any]
+    options: dict[str, Any] = {}
+    for name in _FURTHER.get(estimator, ()):
+        values = further(name)
+        if values is not None:
+            options[name] = values.to(torch.float64)
+        elif name not in _OPTIONAL:
+            raise ValueError(f"algorithm.adv_estimator={estimator!r} needs {name} of every token")
     if estimator == "gae":
-        if values is None:
-            raise ValueError("algorithm.adv_estimator='gae' needs a critic: set critic.enable=true")
-        options = {
-            "values": values.to(torch.float64),
-            "gamma": algorithm["gamma"],
-            "lam": algorithm["lam"],
-        }
+        options |= {"gamma": algorithm["gamma"], "lam": algorithm["lam"]}
     else:
-        options = {"index": _objects(groups), "config": algorithm}
+        options |= {"index": _objects(groups), "config": algorithm}
     found: tuple[torch.Tensor, torch.Tensor] = get_adv_estimator_fn(estimator)(
         token_level_rewards=rewards, response_mask=mask, **options
     )

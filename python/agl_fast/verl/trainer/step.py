@@ -54,11 +54,9 @@ class PpoStep:
 
 def check_config(config: Any) -> None:
     """Raise ValueError for settings that this step would get wrong."""
-    require_supported(str(config.algorithm.adv_estimator))
+    require_supported(config)
     require_supported_correction(config.algorithm)
     require_supported_loss(config.actor_rollout_ref.actor)
-    if config.actor_rollout_ref.actor.get("calculate_sum_pi_squared", False):
-        raise ValueError("actor.calculate_sum_pi_squared=true: no supported estimator uses it")
 
 
 def ppo_step(

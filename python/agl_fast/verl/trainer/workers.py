@@ -113,13 +113,21 @@ def policy_log_probs(rows: Rows, workers: WorkerGroups, config: Any) -> tuple[Te
     """The actor's `old_log_probs` and `entropys`, (B, R) float32, and its model FLOPs utilisation.
 
     Args:
-        config: the whole configuration.
+        config: the whole configuration. With `actor.calculate_sum_pi_squared` there is
+            `sum_pi_squared`, too.
     """
     layout = rows.lay_out_for_forward(workers.n_actor_ranks, _actor_forward_size(config))
-    told = {"calculate_entropy": True, "compute_loss": False}
+    sums_squares = bool(config.actor_rollout_ref.actor.get("calculate_sum_pi_squared", False))
+    told = {
+        "calculate_entropy": True,
+        "calculate_sum_pi_squared": sums_squares,
+        "compute_loss": False,
+    }
     laid_out = rows.select(layout, FORWARD_KEYS, **told)
     output = workers.actor.compute_log_prob(laid_out)
     values = {"old_log_probs": "log_probs", "entropys": "entropy"}
+    if sums_squares:
+        values["sum_pi_squared"] = "sum_pi_squared"
     mfu = float(tu.get(output, "metrics")["mfu"])
     return _in_rows(output, values, laid_out, layout, len(rows)), mfu
 
