@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 pytest.importorskip("verl", reason="needs the extra [cpu] or [verl]")
 
@@ -16,7 +18,7 @@ from omegaconf import OmegaConf
 from agl_fast.verl.config import OWN_CONFIG, compose
 from agl_fast.verl.config_keys import AgentLightningKeys
 from agl_fast.verl.config_types import check_types
-from agl_fast.verl.cpu_defaults import cpu_defaults
+from agl_fast.verl.cpu_defaults import BUCKET, cpu_defaults
 from agl_fast.verl.renamed_keys import leaves
 from agl_fast.verl.tool_parsers import tool_options
 from verl_settings import DOCUMENTED, documented
@@ -81,6 +83,18 @@ def test_cpu_keeps_what_the_user_has_set() -> None:
     assert composed.config.ray_kwargs.ray_init.num_cpus == 40
     assert composed.config.data.dataloader_num_workers == 2
     assert "dtype" not in " ".join(composed.lines).replace("param_dtype", "")
+
+
+def test_the_largest_weight_fits_into_a_bucket_of_the_sync(tmp_path: Path) -> None:
+    weights = {"small": torch.zeros(3), "large": torch.zeros(5_000_000, dtype=torch.bfloat16)}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    composed = compose(documented(actor_rollout_ref__model__path=str(tmp_path)), device="cpu")
+    assert value_of(composed.config, BUCKET) == 20  # 5e6 numbers of 4 bytes
+    assert [line for line in composed.lines if f"{BUCKET}=20" in line]
+    small = {BUCKET.replace(".", "__"): 19}
+    with pytest.raises(ValueError, match=f"{BUCKET}=19: expected at least 20"):
+        compose(documented(actor_rollout_ref__model__path=str(tmp_path), **small), device="cpu")
+    assert value_of(compose(DOCUMENTED, device="cpu").config, BUCKET) == 16
 
 
 def test_cpu_keeps_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,14 @@ PACKAGE = ROOT / "python" / "agl_fast"
 STOREYS = [
     {"algorithm"},
     # what starts a run, and what says whether one could start
-    {"verl.entrypoint", "verl.quickstart", "verl.loop", "verl.session", "doctor"},
+    {
+        "verl.entrypoint",
+        "verl.ray_cluster",
+        "verl.quickstart",
+        "verl.loop",
+        "verl.session",
+        "doctor",
+    },
     {"verl.trainer"},
     {"verl.daemon"},
     {"verl.proxy"},
@@ -35,6 +42,7 @@ NOWHERE = len(STOREYS)
 ANNEXES = {
     "reference": {"reference", "batch.accounting"},
     "platform_cpu": {"platform_cpu"},
+    "verl.vllm_extension": {"platform_cpu"},
     "verl.workers": {"verl.workers", "platform_cpu"},
 }
 FOREIGN = {

@@ -73,6 +73,11 @@ def test_a_receiver_that_fails_ends_the_sync_with_the_cause(tmp_path: Path, refu
     assert receiving.loaded["c"] == 2.0
 
 
+def test_errors_of_other_ways_to_load_pass() -> None:
+    with pytest.raises(KeyError, match="no parameter a"):
+        Reporting("unused", "a")._update_weights(list(WEIGHTS.items()))
+
+
 @pytest.mark.filterwarnings("ignore")  # of vLLM and what it imports
 def test_extensions_of_vllm_report_and_have_the_methods_that_verl_calls() -> None:
     pytest.importorskip("vllm", reason="needs the extra [cpu] or [verl]")

@@ -18,7 +18,8 @@ class ReportsLoadErrors:
     Overrides a private method of verl; obsolete with a release whose receiver answers errors.
     """
 
-    weight_load_error: str | None
+    # A list while weights come in.
+    weight_load_errors: list[str] | None = None
 
     def update_weights_from_ipc(self, *args: Any, **kwargs: Any) -> None:
         """As verl's.
@@ -26,23 +27,24 @@ class ReportsLoadErrors:
         Raises:
             RuntimeError: the model could not load the weights.
         """
-        self.weight_load_error = None
+        errors: list[str] = []
+        self.weight_load_errors = errors
         try:
             super().update_weights_from_ipc(*args, **kwargs)  # type: ignore[misc]
         finally:
+            self.weight_load_errors = None
             # What verl does after loading may fail for the same reason, and says less.
-            if self.weight_load_error is not None:
-                raise RuntimeError(
-                    f"vLLM cannot load the actor's weights: {self.weight_load_error}"
-                )
+            if errors:
+                raise RuntimeError(f"vLLM cannot load the actor's weights: {errors[0]}")
 
     def _update_weights(self, *args: Any, **kwargs: Any) -> None:
-        if self.weight_load_error is not None:
-            return
-        try:
+        if self.weight_load_errors is None:  # on another way, whose errors pass
             super()._update_weights(*args, **kwargs)  # type: ignore[misc]
-        except Exception as error:
-            logger.error("vLLM cannot load the actor's weights: %s", traceback.format_exc())
-            # The receiver cannot close its shared memory as long as frames hold tensors in it.
-            traceback.clear_frames(error.__traceback__)
-            self.weight_load_error = repr(error)
+        elif not self.weight_load_errors:
+            try:
+                super()._update_weights(*args, **kwargs)  # type: ignore[misc]
+            except Exception as error:
+                logger.error("vLLM cannot load the actor's weights: %s", traceback.format_exc())
+                # The receiver cannot close its shared memory while frames hold tensors in it.
+                traceback.clear_frames(error.__traceback__)
+                self.weight_load_errors.append(repr(error))

@@ -18,7 +18,7 @@ from verl.utils.device import get_device_name
 
 from agl_fast.verl.config_checks import check_combinations
 from agl_fast.verl.config_types import check_types
-from agl_fast.verl.cpu_defaults import fill_in
+from agl_fast.verl.cpu_defaults import fill_in, fit_bucket
 from agl_fast.verl.renamed_keys import leaves, nested, rename
 from agl_fast.verl.tool_parsers import tool_options
 
@@ -69,6 +69,7 @@ def compose(settings: Mapping[str, Any], *, device: str | None = None) -> Compos
         lines.append("critic.model.path is not set: the critic starts from the actor's model")
     if (device or get_device_name()) == "cpu":
         lines += fill_in(config, flat.keys(), _unused_parts(config))
+        lines += fit_bucket(config, flat.keys())
     config.actor_rollout_ref.actor.loss_scale_factor = _loss_scale_factor(config)
 
     lines += check_combinations(config)

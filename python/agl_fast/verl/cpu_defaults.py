@@ -10,7 +10,10 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
+from agl_fast.verl.weight_files import largest_weight
+
 TABLE = Path(__file__).with_name("cpu_defaults.yaml")
+BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 ENV_VARS = "ray_kwargs.ray_init.runtime_env.env_vars."
 
 
@@ -60,3 +63,28 @@ def fill_in(config: DictConfig, user_keys: Collection[str], unused: tuple[str, .
         if changes:
             lines.append(f"on this CPU, {', '.join(changes)} ({group.why})")
     return lines
+
+
+def fit_bucket(config: DictConfig, user_keys: Collection[str]) -> list[str]:
+    """Let the largest weight fit into a bucket of the weight sync, where the model is at hand.
+
+    Args:
+        config: changed in place.
+        user_keys: dotted keys that the user has set.
+
+    Returns:
+        A line that says so, or none.
+
+    Raises:
+        ValueError: the user's bucket is too small.
+    """
+    elements = largest_weight(str(config.actor_rollout_ref.model.path))
+    least = -(-4 * (elements or 0) // 2**20)  # the actor's parameters are float32
+    bucket = OmegaConf.select(config, BUCKET)
+    if bucket >= least:
+        return []
+    why = "verl sends a weight through shared memory whole, and the model's largest needs so much"
+    if BUCKET in user_keys:
+        raise ValueError(f"{BUCKET}={bucket}: expected at least {least}, as {why}")
+    OmegaConf.update(config, BUCKET, least)
+    return [f"on this CPU, {BUCKET}={least} ({why})"]

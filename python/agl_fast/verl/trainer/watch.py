@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
 import ray
 
 from agl_fast.verl.deadline import deadline
+from agl_fast.verl.weight_files import total_bytes
 
 CHECK_SECONDS = 2.0
 # A server is given up when it has not answered for so long. On a busy machine it may be slow.
@@ -158,8 +158,7 @@ def _require_living_actor(what: str, handle: Any) -> None:
 
 def sync_seconds(model: str) -> float:
     """How long sending a model's weights to the servers may take."""
-    folder = Path(model)
-    if not folder.is_dir():
+    n_bytes = total_bytes(model)
+    if n_bytes is None:
         return SYNC_SECONDS_UNKNOWN_SIZE
-    n_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     return SYNC_SECONDS + n_bytes / BYTES_PER_SECOND
