@@ -182,11 +182,13 @@ def learn(cut: Cut, workers: WorkerGroups, config: Any) -> dict[tuple[str, int, 
     return advantages
 
 
-def learned_by_plain_model(cut: Cut, config: Any) -> Learned:
+def learned_by_plain_model(
+    cut: Cut, config: Any, actor_cls: type[PlainActor] = PlainActor
+) -> Learned:
     """In float64."""
     model = plain_model(1)
     rate = LEARNING_RATES.get(config.actor_rollout_ref.actor.loss_agg_mode, 0.5)
-    actor = PlainActor(model, micro_batch_size=cut.micro_batch_size, learning_rate=rate)
+    actor = actor_cls(model, micro_batch_size=cut.micro_batch_size, learning_rate=rate)
     workers = engine_workers.worker_groups(actor, PlainActor(plain_model(2)))
     advantages = learn(cut, workers, config)
     return Learned(advantages, moved(flat(plain_model(1).parameters()), flat(model.parameters())))

@@ -14,6 +14,18 @@ from omegaconf import OmegaConf
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # verl's, torch's and transformers' own
     import invariance
+    from plain_actor import PlainActor
+
+
+class OfOneRank(PlainActor):
+    """Takes its gradient for everyone's, although gradients are averaged."""
+
+    def set_loss_fn(self, loss: Any) -> None:
+        def of_one(**arguments: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+            value, metrics = loss(**arguments)
+            return value / dist.get_world_size(), metrics
+
+        self.loss = of_one
 
 
 def main(folder: Path) -> None:
@@ -25,6 +37,10 @@ def main(folder: Path) -> None:
         for cut in invariance.TWO_RANKS:
             key = ("plain", policy_loss, aggregation, cut)
             learned[key] = invariance.learned_by_plain_model(cut, asked)
+    asked = invariance.ask_for(config, "vanilla", "token-mean")
+    learned["mutant"] = invariance.learned_by_plain_model(
+        invariance.TWO_RANKS[0], asked, actor_cls=OfOneRank
+    )
     engines = invariance.Engines(config, folder / "model", folder / "reference")
     for policy_loss, aggregation in invariance.OF_ENGINES:
         asked = invariance.ask_for(config, policy_loss, aggregation)

@@ -33,12 +33,14 @@ from invariance import (
     Learned,
     difference,
 )
+from invariance_mutants import MUTANTS, verls_loss
 
 # verl's, torch's and transformers' own.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 IN_FLOAT64 = 1e-10
 IN_FLOAT32 = 1e-6
+FOUND = 1e-4
 SECONDS = 300
 
 
@@ -157,3 +159,26 @@ def test_rows_of_two_ranks(from_calls, of_two_ranks, policy_loss, aggregation):
     for cut in TWO_RANKS:
         found = of_two_ranks["plain", policy_loss, aggregation, cut]
         assert difference(from_calls(policy_loss, aggregation), found) < IN_FLOAT64
+
+
+def test_a_gradient_that_is_not_summed_over_ranks_is_found(from_calls, of_two_ranks):
+    assert difference(from_calls("vanilla", "token-mean"), of_two_ranks["mutant"]) > FOUND
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_found(one_rank, config, monkeypatch, name):
+    mutate, policy_loss, aggregation = MUTANTS[name]
+    asked = invariance.ask_for(config.copy(), policy_loss, aggregation)
+    mutate(monkeypatch, asked)
+    expected = invariance.learned_by_plain_model(AS_CALLS, asked)
+    found = [invariance.learned_by_plain_model(cut, asked) for cut in ONE_RANK]
+    assert max(difference(expected, learned) for learned in found) > FOUND
+
+
+def test_verls_own_loss_is_no_mutant_where_the_token_is_the_unit(one_rank, config, monkeypatch):
+    asked = invariance.ask_for(config, "vanilla", "token-mean")
+    verls_loss(monkeypatch, asked)
+    expected, found = (
+        invariance.learned_by_plain_model(cut, asked) for cut in (AS_CALLS, ONE_RANK[0])
+    )
+    assert difference(expected, found) < IN_FLOAT64
