@@ -247,6 +247,19 @@ def test_the_daemon_is_made_as_the_configuration_says():
     assert made["check"] == trainer.check_while_sampling
 
 
+@pytest.mark.parametrize("setting", [{"credit": "last_call"}, {"rollout_hook": "os.path:join"}])
+def test_credit_needs_a_daemon_that_knows_of_it(setting):
+    trainer = object.__new__(AgentLightningTrainer)
+    trainer.config = compose(documented(agentlightning=setting), device="cuda").config
+    trainer.tokenizer = SimpleNamespace(pad_token_id=0)
+    trainer.processor = trainer.store = trainer.llm_proxy = trainer.adapter = None
+    trainer.daemon_cls = lambda port, n, check=None, **_: None
+    trainer.make_daemon()
+    trainer.daemon_cls = type("Old", (), {"__init__": lambda self, port, n: None})
+    with pytest.raises(TypeError, match=r"need a daemon that takes `credit`.*Old"):
+        trainer.make_daemon()
+
+
 def test_servers_that_do_not_fall_asleep_end_the_run(monkeypatch):
     monkeypatch.setattr(module, "SLEEP_SECONDS", 0.2)
     loop = Loop()

@@ -131,6 +131,12 @@ def _without_effect(config: DictConfig) -> Iterator[str]:
             "reward.custom_reward_function is not called: rewards come from the agents and the "
             "store"
         )
+    correction = config.algorithm.get("rollout_correction") or {}
+    if correction.get("bypass_mode") and correction.get("rollout_is") is not None:
+        yield (
+            "algorithm.rollout_correction.rollout_is does nothing with bypass_mode: the loss's "
+            "ratio is the correction"
+        )
     estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
     if estimator in GROUP_ESTIMATORS and n < 2:
         yield (

@@ -290,9 +290,14 @@ class AgentLightningTrainer(RayPPOTrainer):
             "credit": credit_assignment(ours),
             "check": self.check_while_sampling,
         }
-        return self.daemon_cls(
-            ours.port, rollout.n, **keywords, **_those_taken(self.daemon_cls, further)
-        )
+        taken = _those_taken(self.daemon_cls, further)
+        if "credit" not in taken and (ours.rollout_hook is not None or ours.credit != "identical"):
+            raise TypeError(
+                f"agentlightning.rollout_hook={ours.rollout_hook!r} and "
+                f"credit={ours.credit!r} need a daemon that takes `credit`: {self.daemon_cls!r} "
+                "does not"
+            )
+        return self.daemon_cls(ours.port, rollout.n, **keywords, **taken)
 
     def _run_agents(self, columns: Mapping[str, NDArray[Any]], *, is_train: bool) -> None:
         daemon = self.agent_mode_daemon
