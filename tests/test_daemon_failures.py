@@ -96,7 +96,8 @@ def test_step_after_an_empty_one():
     assert len(rows) == 1
 
 
-def test_overdue_rollouts_are_cancelled():
+def test_overdue_rollouts_are_cancelled(monkeypatch, caplog):
+    monkeypatch.setattr(waiting, "_IDLE_SECONDS", 0.1)
     released = threading.Event()
 
     def second_hangs(run) -> float:
@@ -115,6 +116,7 @@ def test_overdue_rollouts_are_cancelled():
     assert sorted(rollout.status for rollout in rollouts) == ["cancelled", "succeeded"]
     assert len(rows) == 1
     assert metrics["training/failed_rollouts/deadline"] == 1
+    assert "no rollout has begun or ended; 1 run, 0 wait for a runner" in caplog.text
 
 
 def test_deadline_begins_with_the_rollout_not_in_the_queue():
@@ -150,7 +152,7 @@ def test_no_runner_takes_the_rollouts(monkeypatch, caplog):
         bench.enqueue(2)
         with pytest.raises(TimeoutError, match="no runner took any of 4 queued rollouts"):
             bench.daemon.run_until_all_finished()
-    assert "No runner has taken any of 4 queued rollouts for 0 s." in caplog.text
+    assert "no rollout has begun or ended; 0 run, 4 wait for a runner" in caplog.text
 
 
 def test_rollout_cancelled_by_someone_else():

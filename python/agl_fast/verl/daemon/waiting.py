@@ -20,7 +20,7 @@ _SHORTEST_PAUSE = 0.01
 _LONGEST_PAUSE = 0.1
 _SHORTEST_LOOK = 0.1
 _LONGEST_LOOK = 5.0
-_IDLE_SECONDS = 60.0  # between two warnings that no runner takes the rollouts
+_IDLE_SECONDS = 60.0  # between two warnings that nothing happens
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Waiting:
         for rollout_id in overdue:
             await self._store.cancel(rollout_id)
             finished.append(self._take(rollout_id, DEADLINE, now))
-        if not finished and not self._running_since and self._queued_at:
+        if not finished and self._queued_at:
             self._require_progress()
         return finished
 
@@ -125,16 +125,21 @@ class Waiting:
 
     def _require_progress(self) -> None:
         now = time.monotonic()
-        if now - max(self._moved_at, self._warned_at) > _IDLE_SECONDS:
+        still = now - self._moved_at
+        n_running, n_left = len(self._running_since), len(self._queued_at)
+        if min(still, now - self._warned_at) > _IDLE_SECONDS:
             self._warned_at = now
             logger.warning(
-                "No runner has taken any of %d queued rollouts for %.0f s.",
-                len(self._queued_at),
-                now - self._moved_at,
+                "For %.0f s no rollout has begun or ended; %d run, %d wait for a runner. A rollout "
+                "is cancelled after %g s.",
+                still,
+                n_running,
+                n_left - n_running,
+                self._seconds,
             )
-        if now - self._moved_at > self._seconds:
+        if not n_running and still > self._seconds:
             raise TimeoutError(
-                f"no runner took any of {len(self._queued_at)} queued rollouts within "
+                f"no runner took any of {n_left} queued rollouts within "
                 f"{self._seconds:g} s: are there runners, and are they stuck in other rollouts?"
             )
 
