@@ -50,6 +50,7 @@ def test_failed_rollouts_count_with_reward_zero():
         rows, metrics = bench.train(emits_and_fails, 1)
         (entry,) = bench.daemon.last_batch.rollouts
     assert (entry.status, entry.reward, entry.has_reward) == ("failed", 0.0, True)
+    assert entry.call_rewards is None
     assert rows.batch["token_level_scores"].sum() == 0
     assert metrics["training/failed_rollouts"] == 1
     assert metrics["training/skipped_rollouts"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -54,10 +55,16 @@ class Outcome:
             return agl_fast.Rollout(
                 self.rollout_id, self.data_id, self.calls, self.reward, status=self.status
             )
-        reward = 0.0 if self.failed else self.reward
-        return agl_fast.Rollout(
-            self.rollout_id, self.data_id, self.calls, reward, status=self.status
-        )
+        calls, reward = self.calls, self.reward
+        if self.failed:
+            calls, reward = [_without_reward(call) for call in self.calls], 0.0
+        return agl_fast.Rollout(self.rollout_id, self.data_id, calls, reward, status=self.status)
+
+
+def _without_reward(call: agl_fast.Call) -> agl_fast.Call:
+    changed = copy(call)
+    changed.reward = None
+    return changed
 
 
 def _can_be_trained(call: agl_fast.Call) -> bool:
