@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -15,7 +16,8 @@ pytest.importorskip("verl", reason="needs the extra [cpu] or [verl]")
 
 from omegaconf import OmegaConf
 
-from agl_fast.verl.config import OWN_CONFIG, compose
+from agl_fast.platform_cpu.load_errors import ReportsLoadErrors
+from agl_fast.verl.config import ENGINE_KWARGS, OWN_CONFIG, compose
 from agl_fast.verl.config_keys import AgentLightningKeys
 from agl_fast.verl.config_types import check_types
 from agl_fast.verl.cpu_defaults import BUCKET, cpu_defaults
@@ -45,6 +47,23 @@ def test_documented_example_composes(device: str) -> None:
     assert config.trainer.use_v1 is False
     assert config.trainer.device == device
     assert config.agentlightning.trace_aggregator.level == "transition"
+
+
+@pytest.mark.parametrize(
+    ("device", "extension"),
+    [
+        ("cpu", "agl_fast.platform_cpu.vllm_extension.CpuWorkerExtension"),
+        ("cuda", "agl_fast.verl.vllm_extension.WorkerExtension"),
+    ],
+)
+def test_no_process_that_only_waits_and_servers_that_report(device: str, extension: str) -> None:
+    config = compose(DOCUMENTED, device=device).config
+    assert config.actor_rollout_ref.rollout.agent.num_workers == 0
+    assert config.reward.num_workers == 0
+    assert config.data.dataloader_num_workers == 0
+    assert value_of(config, f"{ENGINE_KWARGS}.worker_extension_cls") == extension
+    module, _, name = extension.rpartition(".")
+    assert issubclass(getattr(import_module(module), name), ReportsLoadErrors)
 
 
 def test_cuda_gets_none_of_what_a_cpu_needs() -> None:
