@@ -38,8 +38,8 @@ def verls_loss(patch: Patch, config: Any) -> None:
 def trimmed_scale_factor(patch: Patch, config: Any) -> None:
     weights = dealing.RowUnits.weights
 
-    def by_width(self: Any, aggregation: Any, rows: Any, scale: Any, dtype: Any) -> torch.Tensor:
-        return weights(self, aggregation, rows, self.trained.shape[1], dtype)
+    def by_width(self: Any, aggregation: Any, mini_batches: Any, scale: float) -> torch.Tensor:
+        return weights(self, aggregation, mini_batches, self.trained.shape[1])
 
     patch.setattr(dealing.RowUnits, "weights", by_width)
 

@@ -34,7 +34,6 @@ def weights(aggregation: Any, mini_batches: Any = ALL, **options: Any) -> list[l
         mini_batches,
         call_index=CALLS,
         rollout_of_row=OWNERS,
-        dtype=torch.float64,
         **options,
     )
     assert not found[TRAINED == 0].any()
@@ -71,7 +70,6 @@ def test_units_of_one_mini_batch_do_not_count_in_another():
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "rollout-mean"])
 def test_a_mini_batch_without_a_trained_token_weighs_nothing(aggregation):
     found = token_weights(aggregation, TRAINED * 0, ALL, call_index=CALLS, rollout_of_row=OWNERS)
-    assert found.dtype == torch.float32
     assert not found.any()
 
 
@@ -101,7 +99,6 @@ def micro_batch(aggregation: Any, *, n_ranks: int = 1, **further: torch.Tensor) 
         ALL,
         call_index=CALLS,
         rollout_of_row=OWNERS,
-        dtype=torch.float64,
     )
     tensors = {
         "prompts": torch.zeros(4, 1, dtype=torch.int64),
@@ -291,7 +288,7 @@ def test_the_critics_loss():
     before, returns = log_probs(3).detach(), log_probs(4).detach()
     data["values"], data["returns"] = before, returns
     predicted = log_probs(5)
-    objective = ValueObjective(SimpleNamespace(cliprange_value=0.2))
+    objective = ValueObjective(0.2)
     loss, metrics = objective({"values": nested(predicted)}, data)
     errors = []
     for row, column in TRAINED.nonzero().tolist():

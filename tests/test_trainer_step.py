@@ -205,6 +205,26 @@ def test_metrics_of_before_and_after_processing(make_actor, model):
         assert name in metrics
 
 
+def test_the_update_limit_leaves_out_rollouts_that_are_as_good_as_their_group(make_actor, model):
+    config = configured(model, ppo_mini_batch_size=2)
+    config.agentlightning.max_ppo_update_times = 2
+    workers = make_actor(config)
+    gradients = recorded_gradients(workers)
+    batch = batch_of("trajectory")
+    for entry in batch.rollouts[:4]:
+        entry.reward = 1.0
+    taken = ppo_step(batch, workers, config, n_rollouts=len(batch.rollouts), global_step=1)
+    assert len(gradients) == taken.metrics["training/n_mini_batches"] == 2
+    assert taken.metrics["training/n_zero_advantage_groups"] == 2
+    assert taken.metrics["training/n_rollouts_over_update_limit"] == 4
+    left_out = {entry.rollout_id for entry in batch.rollouts[:4]}
+    assert left_out.isdisjoint(taken.rows.non_tensor_batch["rollout_id_list"])
+    n_tokens = sum(entry.accounting.trained for entry in batch.rollouts[:4])
+    assert taken.metrics["training/tokens/over_update_limit"] == n_tokens
+    n_left = taken.rows.batch["response_mask"].sum()
+    assert n_left + n_tokens == batch.accounting.trained
+
+
 @pytest.mark.parametrize("n_ranks", [1, 2, 3])
 def test_workers_cut_out_the_mini_batches_that_were_laid_out(n_ranks):
     from verl.utils import tensordict_utils as tu

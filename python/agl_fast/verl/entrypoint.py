@@ -41,6 +41,7 @@ from agl_fast.verl.trainer import AgentLightningTrainer
 from agl_fast.verl.trainer.datasets import Samples
 from agl_fast.verl.trainer.step import check_config
 from agl_fast.verl.trainer.watch import watched
+from agl_fast.verl.trainer.workers import set_objectives
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ def run(
         with watched("starting the workers and servers", START_SECONDS, Placements()):
             trainer.init_workers()
             require_loadable_weights(trainer)
+            set_objectives(trainer.worker_groups(), config)  # a loss that they lack is said now
         trainer.fit()
 
 

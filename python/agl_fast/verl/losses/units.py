@@ -35,7 +35,6 @@ def token_weights(
     call_index: torch.Tensor | None,
     rollout_of_row: Sequence[Hashable],
     scale_factor: float = 1.0,
-    dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """What each token counts in the objective of its mini-batch.
 
@@ -48,7 +47,7 @@ def token_weights(
         scale_factor: what seq-mean-token-sum-norm divides by.
 
     Returns:
-        (B, R), 0 on tokens that are not trained and on rows of no mini-batch.
+        (B, R) float64, 0 on tokens that are not trained and on rows of no mini-batch.
 
     Raises:
         ValueError: `aggregation` is unknown, or needs a call_index that is not there.
@@ -61,7 +60,7 @@ def token_weights(
             f"loss_agg_mode={aggregation!r} averages over calls, but the rows do not say which "
             "call sampled a token; build them with call_index=True"
         )
-    weights = torch.zeros(trained.shape, dtype=dtype)
+    weights = torch.zeros(trained.shape, dtype=torch.float64)
     numbers: dict[Hashable, int] = {}
     rollout = torch.tensor([numbers.setdefault(each, len(numbers)) for each in rollout_of_row])
     for rows in map(torch.from_numpy, mini_batches):
@@ -77,17 +76,17 @@ def token_weights(
             assert call_index is not None
             unit = torch.stack([rollout[row], call_index[row, column]])
             of_token = _of_calls(aggregation, unit, scale_factor)
-        weights[row, column] = of_token.to(dtype)
+        weights[row, column] = of_token
     return weights
 
 
 def _of_calls(aggregation: str, unit: torch.Tensor, scale_factor: float) -> torch.Tensor:
     if aggregation == "seq-mean-token-mean":
         return _mean_of_means(unit)
-    n_units = torch.unique(unit, dim=-1).shape[-1]
+    divisor = float(max(torch.unique(unit, dim=-1).shape[-1], 1))
     if aggregation == "seq-mean-token-sum-norm":
-        n_units *= scale_factor
-    return torch.full((unit.shape[-1],), 1.0 / max(n_units, 1), dtype=torch.float64)
+        divisor *= scale_factor
+    return torch.full((unit.shape[-1],), 1.0 / divisor, dtype=torch.float64)
 
 
 def _mean_of_means(unit: torch.Tensor) -> torch.Tensor:

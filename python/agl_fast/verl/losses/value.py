@@ -10,14 +10,14 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 
 class ValueObjective:
-    """Σ weight × ½ max((v - return)², (v clipped to ±cliprange_value of its old value - return)²).
+    """Σ weight × ½ max((v - return)², (v clipped to old v ± reach - return)²).
 
     Args:
-        config: verl's CriticConfig.
+        reach: cliprange_value, how far v may move from its old value before it is clipped.
     """
 
-    def __init__(self, config: Any) -> None:
-        self.config = config
+    def __init__(self, reach: float) -> None:
+        self.reach = reach
 
     def __call__(
         self, model_output: Any, data: Any, dp_group: Any = None
@@ -33,9 +33,8 @@ class ValueObjective:
         predicted = no_padding_2_padding(model_output["values"], data)[trained]
         before, returns = data["values"][trained], data["returns"][trained]
         weights = data["loss_weights"][trained] * n_ranks
-        reach = self.config.cliprange_value
         errors = (predicted - returns).square()
-        clipped = (predicted.clamp(before - reach, before + reach) - returns).square()
+        clipped = (predicted.clamp(before - self.reach, before + self.reach) - returns).square()
         loss = 0.5 * (torch.maximum(errors, clipped) * weights).sum()
         share = n_ranks / max(data["batch_num_tokens"], 1)
         return loss, {

@@ -69,19 +69,18 @@ class RowUnits:
         self,
         aggregation: Aggregation,
         mini_batches: Sequence[Positions],
-        scale_factor: float | None,
-        dtype: torch.dtype,
+        scale_factor: float,
     ) -> torch.Tensor:
-        """(B, R): what each token counts in its mini-batch."""
-        return token_weights(
+        """(B, R) float32: what each token counts in its mini-batch."""
+        weights = token_weights(
             aggregation,
             self.trained,
             mini_batches,
             call_index=self.call_index,
             rollout_of_row=self.rollout_of_row,
-            scale_factor=1.0 if scale_factor is None else scale_factor,
-            dtype=dtype,
+            scale_factor=scale_factor,
         )
+        return weights.float()
 
 
 def zero_advantage_groups(units: RowUnits, advantages: torch.Tensor) -> set[str]:
@@ -121,7 +120,7 @@ class Dealer:
     """
 
     def __init__(self, units: RowUnits, n_rollouts: int, config: Any) -> None:
-        self._units = units
+        self.units = units
         self._n_rollouts = n_rollouts
         self._config = config
         self._rollouts = units.rollouts
@@ -140,13 +139,13 @@ class Dealer:
         limit = self._limit()
         if limit is not None:
             self._rollouts = limited(
-                self._units,
+                self.units,
                 zero_groups,
                 limit * self.rollouts_per_mini_batch(actor),
                 seed=actor.data_loader_seed + global_step,
             )
         kept = set(self._rollouts)
-        return torch.tensor([rollout in kept for rollout in self._units.rollout_of_row])
+        return torch.tensor([rollout in kept for rollout in self.units.rollout_of_row])
 
     def deal(
         self, part: Any, n_ranks: int, global_step: int, *, fixed: bool
@@ -160,7 +159,7 @@ class Dealer:
         n_mini_batches = count_mini_batches(self._n_rollouts, self.rollouts_per_mini_batch(part))
         limit = self._limit()
         mini_batches = whole_rollouts(
-            self._units.rollout_of_row,
+            self.units.rollout_of_row,
             n_mini_batches if limit is None else min(n_mini_batches, limit),
             order=self._rollouts,
             seed=part.data_loader_seed + global_step if part.shuffle else None,
@@ -168,7 +167,7 @@ class Dealer:
         multiple = 1
         if fixed and not part.use_dynamic_bsz:
             multiple = part.ppo_micro_batch_size_per_gpu
-        layout = lay_out(mini_batches, self._units.lengths, n_ranks=n_ranks, multiple=multiple)
+        layout = lay_out(mini_batches, self.units.lengths, n_ranks=n_ranks, multiple=multiple)
         return mini_batches, layout
 
     def _limit(self) -> int | None:

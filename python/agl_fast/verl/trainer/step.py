@@ -118,38 +118,64 @@ def ppo_step(
         set(columns["rollout_id_list"]) - set(rows.non_tensor_batch["rollout_id_list"])
     )
     metrics["training/tokens/over_update_limit"] = int(tensors["response_mask"][~updated].sum())
-
-    use_critic = workers.critic is not None
     for suffix, counted in (
         ("_before_processing", _before_processing(batch, kept, tensors)),
         ("_after_processing", rows.batch),
     ):
         metrics |= data_metrics(
-            counted, configured_widths(config), use_critic=use_critic, suffix=suffix
+            counted,
+            configured_widths(config),
+            use_critic=workers.critic is not None,
+            suffix=suffix,
         )
-
     work.set_objectives(workers, config)
-    dtype = tensors["old_log_probs"].dtype
-    if use_critic:
-        critic = config.critic
-        mini_batches, layout = dealer.deal(critic, workers.n_critic_ranks, global_step, fixed=False)
-        weights = units.weights(
-            critic.loss_agg_mode, mini_batches, critic.get("loss_scale_factor"), dtype
-        )
-        laid_out_rows.add({"loss_weights": weights})
-        with timed("update_critic", seconds):
-            metrics |= work.update_critic(laid_out_rows, layout, workers, config)
+    if workers.critic is not None:
+        metrics |= _update_critic(laid_out_rows, dealer, workers, config, global_step, seconds)
     if update_actor:
-        actor = config.actor_rollout_ref.actor
-        mini_batches, layout = dealer.deal(actor, workers.n_actor_ranks, global_step, fixed=True)
-        weights = units.weights(aggregation_of(actor), mini_batches, actor.loss_scale_factor, dtype)
-        laid_out_rows.add({"loss_weights": weights})
-        metrics["training/n_mini_batches"] = layout.n_mini_batches
-        metrics["training/n_filler_rows"] = layout.n_fillers
-        with timed("update_actor", seconds):
-            metrics |= work.update_actor(laid_out_rows, layout, workers, config)
+        metrics |= _update_actor(laid_out_rows, dealer, workers, config, global_step, seconds)
     rows.meta_info["global_token_num"] = rows.batch["attention_mask"].sum(dim=1).tolist()
     return PpoStep(metrics, rows, seconds)
+
+
+def _update_critic(
+    rows: Rows,
+    dealer: Dealer,
+    workers: WorkerGroups,
+    config: Any,
+    global_step: int,
+    seconds: dict[str, float],
+) -> dict[str, float]:
+    critic = config.critic
+    mini_batches, layout = dealer.deal(critic, workers.n_critic_ranks, global_step, fixed=False)
+    scale = _scale_factor(critic, config)
+    rows.add({"loss_weights": dealer.units.weights(critic.loss_agg_mode, mini_batches, scale)})
+    with timed("update_critic", seconds):
+        return work.update_critic(rows, layout, workers, config)
+
+
+def _update_actor(
+    rows: Rows,
+    dealer: Dealer,
+    workers: WorkerGroups,
+    config: Any,
+    global_step: int,
+    seconds: dict[str, float],
+) -> dict[str, float]:
+    actor = config.actor_rollout_ref.actor
+    mini_batches, layout = dealer.deal(actor, workers.n_actor_ranks, global_step, fixed=True)
+    scale = _scale_factor(actor, config)
+    rows.add({"loss_weights": dealer.units.weights(aggregation_of(actor), mini_batches, scale)})
+    with timed("update_actor", seconds):
+        metrics = work.update_actor(rows, layout, workers, config)
+    metrics["training/n_mini_batches"] = layout.n_mini_batches
+    metrics["training/n_filler_rows"] = layout.n_fillers
+    return metrics
+
+
+def _scale_factor(part: Any, config: Any) -> float:
+    """What seq-mean-token-sum-norm divides by: R as configured, never a trimmed batch's."""
+    configured = part.get("loss_scale_factor")
+    return float(configured_widths(config)[1] if configured is None else configured)
 
 
 def _infer(
@@ -192,7 +218,7 @@ def _infer_policy(
     units = RowUnits.of(rollout_ids, columns, tensors, rows.lengths)
     entropys = policy.pop("entropys")
     weights = units.weights(
-        aggregation_of(actor), [np.arange(len(rows))], actor.loss_scale_factor, entropys.dtype
+        aggregation_of(actor), [np.arange(len(rows))], _scale_factor(actor, config)
     )
     entropy = (entropys * weights).sum()
     metrics = {

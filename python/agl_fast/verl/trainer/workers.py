@@ -166,7 +166,7 @@ def set_objectives(workers: WorkerGroups, config: Any) -> None:
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     workers.actor.set_loss_fn(PolicyObjective(actor))
     if workers.critic is not None:
-        workers.critic.set_loss_fn(ValueObjective(omega_conf_to_dataclass(config.critic)))
+        workers.critic.set_loss_fn(ValueObjective(config.critic.cliprange_value))
 
 
 def update_actor(
