@@ -69,3 +69,10 @@ def test_truncated_rollouts_lose_their_calls_rewards_too():
     )
     config = configured("grpo", credit="per_call", norm_adv_by_std_in_grpo=False)
     assert advantages(batch, config)["B", 0, 0] == 2.0
+
+
+@pytest.mark.parametrize("credit", ["identical", "per_call"])
+def test_rows_have_no_credit(credit):
+    config = configured("grpo", credit=credit, enable_rollout_level_advantage=False)
+    with pytest.raises(ValueError, match="enable_rollout_level_advantage=false"):
+        advantages(build(rollouts()), config)

@@ -62,14 +62,20 @@ def estimate(
         kl_controller: verl's, for `algorithm.use_kl_in_reward`.
 
     Raises:
-        ValueError: call_index is missing where it is needed, or something of the estimator's.
+        ValueError: call_index is missing where it is needed, or something of the estimator's; or
+            calls have credit and rows are compared.
     """
     algorithm = config.algorithm
-    if not algorithm.get("enable_rollout_level_advantage", True):
-        return _of_rows(tensors, columns, algorithm, kl_controller)
     per_call = config.get("agentlightning", {}).get("credit") == "per_call"
-    compares = str(algorithm.adv_estimator) in OF_ROLLOUTS
     credited = any(rollout.call_credits is not None for rollout in rollouts)
+    if not algorithm.get("enable_rollout_level_advantage", True):
+        if per_call or credited:
+            raise ValueError(
+                "calls have credit, and algorithm.enable_rollout_level_advantage=false: expected "
+                "true, as rows have none"
+            )
+        return _of_rows(tensors, columns, algorithm, kl_controller)
+    compares = str(algorithm.adv_estimator) in OF_ROLLOUTS
     tokens = TrainedTokens.of(
         tensors["response_mask"],
         call_numbers(tensors, columns)
