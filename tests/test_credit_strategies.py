@@ -21,7 +21,7 @@ from agl_fast.verl.credit import (
 
 
 def rollout(*calls: Call, reward: float | None = 4.0) -> Rollout:
-    return Rollout("r", "g", list(calls), reward, status="succeeded")
+    return Rollout("r", "g", list(calls), reward, status="succeeded", sample={"task": 7})
 
 
 def three_and_others() -> Rollout:
@@ -81,7 +81,7 @@ def test_the_rest_stays_and_the_given_rollout_is_untouched(strategy):
     found = strategy(given)
     assert credits_of(given) == [1.0] * 7
     assert given.calls[0].reward is None
-    for name in ("rollout_id", "data_id", "reward", "status"):
+    for name in ("rollout_id", "data_id", "reward", "status", "sample"):
         assert getattr(found, name) == getattr(given, name)
     for before, after in zip(given.calls, found.calls, strict=True):
         assert before.response_ids is after.response_ids

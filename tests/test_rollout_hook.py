@@ -163,6 +163,16 @@ def test_a_step_with_split_rollouts():
     assert metrics["training/skipped_rollouts"] == 0
 
 
+def test_a_hook_sees_the_sample_and_may_reward_by_it():
+    def judged(rollout: Rollout) -> Rollout:
+        rollout.reward = 3.0 if rollout.sample["question"] == "q1" else rollout.reward
+        return rollout
+
+    with daemon_bench(credit=assigned(judged), train_rollout_n=1) as bench:
+        bench.train(two_calls, 2)
+        assert [entry.reward for entry in bench.daemon.last_batch.rollouts] == [1.0, 3.0]
+
+
 def test_an_id_twice_in_a_step():
     def same(rollout: Rollout) -> Rollout:
         return Rollout("one", rollout.data_id, rollout.calls, rollout.reward)

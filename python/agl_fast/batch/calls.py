@@ -84,7 +84,8 @@ class Rollout:
         calls: its calls, in order.
         reward: final reward (float or bool). None or NaN: the last reward that one of its calls
             has, else the builder's ``reward_fillna_value``.
-        status: how the run ended; stays on the call.
+        status: how the run ended; stays on the rollout.
+        sample: what was enqueued; stays on the rollout.
     """
 
     rollout_id: str
@@ -92,6 +93,7 @@ class Rollout:
     calls: Sequence[Call]
     reward: float | None
     status: str | None
+    sample: Mapping[str, Any] | None
 
     def __init__(
         self,
@@ -101,12 +103,14 @@ class Rollout:
         reward: float | None = None,
         *,
         status: str | None = None,
+        sample: Mapping[str, Any] | None = None,
     ) -> None:
         self.rollout_id = rollout_id
         self.data_id = data_id
         self.calls = calls
         self.reward = reward
         self.status = status
+        self.sample = sample
 
     @classmethod
     def from_triplets(

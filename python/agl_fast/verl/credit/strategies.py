@@ -86,6 +86,6 @@ def _with_credits(
 
 
 def _with_calls(rollout: agl_fast.Rollout, calls: Sequence[agl_fast.Call]) -> agl_fast.Rollout:
-    return agl_fast.Rollout(
-        rollout.rollout_id, rollout.data_id, calls, rollout.reward, status=rollout.status
-    )
+    changed = copy(rollout)
+    changed.calls = calls
+    return changed

@@ -49,16 +49,15 @@ class Outcome:
 
     def training_rollout(self, failed_rollouts: FailedRollouts) -> agl_fast.Rollout | None:
         """The rollout as the batch takes it; None: it leaves its group."""
-        if failed_rollouts == "skip":
-            if self.failed or not any(_can_be_trained(call) for call in self.calls):
-                return None
-            return agl_fast.Rollout(
-                self.rollout_id, self.data_id, self.calls, self.reward, status=self.status
-            )
         calls, reward = self.calls, self.reward
-        if self.failed:
-            calls, reward = [_without_reward(call) for call in self.calls], 0.0
-        return agl_fast.Rollout(self.rollout_id, self.data_id, calls, reward, status=self.status)
+        if failed_rollouts == "skip":
+            if self.failed or not any(_can_be_trained(call) for call in calls):
+                return None
+        elif self.failed:
+            calls, reward = [_without_reward(call) for call in calls], 0.0
+        return agl_fast.Rollout(
+            self.rollout_id, self.data_id, calls, reward, status=self.status, sample=self.sample
+        )
 
 
 def _without_reward(call: agl_fast.Call) -> agl_fast.Call:
