@@ -263,3 +263,15 @@ def test_a_wrong_credit_is_named(credit, error):
     rollout = agl_fast.Rollout("a", "g", [agl_fast.Call([1], [2], credit=credit)])
     with pytest.raises(error, match="rollout 'a', call 0: credit"):
         agl_fast.build_batch([rollout], max_prompt_length=2, max_response_length=2, pad_token_id=0)
+
+
+def test_rewards_and_credits_of_calls_that_are_told_one_by_one():
+    builder = agl_fast.BatchBuilder(max_prompt_length=2, max_response_length=2, pad_token_id=0)
+    builder.add_call("a", None, 0, [1], [2], reward=0.5, credit=0.25)
+    with pytest.raises(ValueError, match="rollout 'a', call 1: credit"):
+        builder.add_call("a", None, 0, [9], [8], credit=float("nan"))
+    builder.add_call("a", None, 0, [9], [8])
+    builder.close_rollout("a", "g", 1.0)
+    (entry,) = builder.finish().rollouts
+    assert (entry.call_rewards, entry.call_credits) == ((0.5, None), (0.25, 1.0))
+    assert (entry.n_calls, entry.reward) == (2, 1.0)
