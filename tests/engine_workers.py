@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -131,9 +132,33 @@ class EveryRank:
         self.worker.set_loss_fn(loss)
 
 
-def worker_groups(worker: Any, reference: Any = None) -> WorkerGroups:
-    group = EveryRank(worker, reference)
-    return WorkerGroups(group, dist.get_world_size(), None if reference is None else group)
+class EveryRanksCritic:
+    """Stands for the critic's worker group, whose answers are promises."""
+
+    def __init__(self, worker: Any) -> None:
+        self.worker = worker
+
+    def infer_batch(self, rows: Any) -> Any:
+        values = _everyones(self.worker.infer_batch(_share(rows)))
+        return SimpleNamespace(get=lambda: values)
+
+    def train_mini_batch(self, rows: Any) -> Any:
+        metrics = self.worker.train_mini_batch(_share(rows))
+        return SimpleNamespace(get=lambda: metrics)
+
+    def set_loss_fn(self, loss: Any) -> None:
+        self.worker.set_loss_fn(loss)
+
+
+def worker_groups(worker: Any, reference: Any = None, critic: Any = None) -> WorkerGroups:
+    group, n_ranks = EveryRank(worker, reference), dist.get_world_size()
+    return WorkerGroups(
+        group,
+        n_ranks,
+        reference=None if reference is None else group,
+        critic=None if critic is None else EveryRanksCritic(critic),
+        n_critic_ranks=n_ranks,
+    )
 
 
 def _share(rows: Any) -> Any:

@@ -13,9 +13,9 @@ import torch
 
 import agl_fast
 import engine_workers
-from agl_fast.verl.tiny_model import make_tiny_model
 from agl_fast.verl.trainer import WorkerGroups, ppo_step
-from plain_actor import VOCABULARY, PlainActor, plain_model
+from plain_actor import VOCABULARY, PlainActor, PlainCritic, plain_model
+from tiny_model import make_tiny_model
 
 P, R = 24, 96
 N_GROUPS, GROUP_SIZE = 6, 2
@@ -66,21 +66,23 @@ class Cut:
     """How calls are cut into rows, and rows into micro-batches.
 
     Attributes:
-        micro_batch_size: rows; of an engine, tokens ÷ 40.
+        micro_batch_size: rows; of an engine, where it is not fixed, tokens ÷ 40.
         shuffled: the rows stand in another order.
+        fixed: micro-batches are filled up to their size.
     """
 
     level: str
     micro_batch_size: int
     shuffled: bool = False
     trim: bool = True
+    fixed: bool = False
 
 
 AS_CALLS = Cut("transition", 64)
 ONE_RANK = (
     Cut("trajectory", 3),
     Cut("trajectory", 64, shuffled=True, trim=False),
-    Cut("transition", 4, shuffled=True),
+    Cut("transition", 4, shuffled=True, fixed=True),
 )
 TWO_RANKS = (Cut("trajectory", 1, shuffled=True), Cut("transition", 3, trim=False))
 
@@ -187,11 +189,28 @@ def learned_by_plain_model(
 ) -> Learned:
     """In float64."""
     model = plain_model(1)
-    rate = LEARNING_RATES.get(config.actor_rollout_ref.actor.loss_agg_mode, 0.5)
+    rate = _rate(config.actor_rollout_ref.actor)
     actor = actor_cls(model, micro_batch_size=cut.micro_batch_size, learning_rate=rate)
     workers = engine_workers.worker_groups(actor, PlainActor(plain_model(2)))
     advantages = learn(cut, workers, config)
     return Learned(advantages, moved(flat(plain_model(1).parameters()), flat(model.parameters())))
+
+
+def learned_with_critic(cut: Cut, config: Any) -> Learned:
+    """By actor and critic, in float64."""
+    models = [plain_model(1), plain_model(5)]
+    size, rate = cut.micro_batch_size, _rate(config.critic) / 10
+    actor = PlainActor(
+        models[0], micro_batch_size=size, learning_rate=_rate(config.actor_rollout_ref.actor)
+    )
+    critic = PlainCritic(models[1], micro_batch_size=size, learning_rate=rate)
+    reference = PlainActor(plain_model(2))
+    advantages = learn(cut, engine_workers.worker_groups(actor, reference, critic), config)
+    parameters = [
+        moved(flat(plain_model(seed).parameters()), flat(model.parameters()))
+        for seed, model in zip((1, 5), models, strict=True)
+    ]
+    return Learned(advantages, torch.cat(parameters))
 
 
 class Engines:
@@ -218,12 +237,21 @@ class Engines:
         with torch.no_grad():
             for parameter, saved in zip(self._parameters, self._saved, strict=True):
                 parameter.copy_(saved)
-        rate = LEARNING_RATES.get(config.actor_rollout_ref.actor.loss_agg_mode, 0.5)
         for group in self._actor.engine.optimizer.param_groups:
-            group["lr"] = rate
-        self._actor.engine_config.max_token_len_per_gpu = max(40 * cut.micro_batch_size, P + R)
+            group["lr"] = _rate(config.actor_rollout_ref.actor)
+        actor = config.actor_rollout_ref.actor
+        actor.use_dynamic_bsz = not cut.fixed
+        actor.ppo_micro_batch_size_per_gpu = cut.micro_batch_size
+        engine = self._actor.engine_config
+        engine.use_dynamic_bsz = actor.use_dynamic_bsz
+        engine.micro_batch_size_per_gpu = cut.micro_batch_size
+        engine.max_token_len_per_gpu = max(40 * cut.micro_batch_size, P + R)
         workers = engine_workers.worker_groups(self._actor, self._reference)
         return Learned(learn(cut, workers, config), moved(self._start, self.parameters))
+
+
+def _rate(part: Any) -> float:
+    return LEARNING_RATES.get(part.loss_agg_mode, 0.5)
 
 
 def _with_model(config: Any, path: Path) -> Any:

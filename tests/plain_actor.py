@@ -1,4 +1,4 @@
-"""An actor without verl's engine: a plain Hugging Face model in float64, gradients over gloo."""
+"""Workers without verl's engine: plain Hugging Face models in float64, gradients over gloo."""
 
 from __future__ import annotations
 
@@ -89,18 +89,27 @@ class PlainActor:
         return found
 
     def _outputs(self, data: Any) -> dict[str, torch.Tensor]:
-        """Log-prob of the next token and entropy at every token, nested."""
+        """What the model gives at every token, nested."""
         rows = data["input_ids"].unbind()
         # Attention looks back only, so padding behind a row changes nothing in it.
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        logits = self.model(ids).logits / tu.get(data, "temperature")
-        log_probs = torch.log_softmax(logits, dim=-1)
-        chosen = log_probs.gather(2, ids.roll(-1, dims=1)[..., None])[..., 0]
-        entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
         lengths = [len(row) for row in rows]
         return {
             name: torch.nested.as_nested_tensor(
                 [row[:n] for row, n in zip(values, lengths, strict=True)], layout=torch.jagged
             )
-            for name, values in (("log_probs", chosen), ("entropy", entropy))
+            for name, values in self._at_tokens(ids, data).items()
         }
+
+    def _at_tokens(self, ids: torch.Tensor, data: Any) -> dict[str, torch.Tensor]:
+        logits = self.model(ids).logits / tu.get(data, "temperature")
+        log_probs = torch.log_softmax(logits, dim=-1)
+        chosen = log_probs.gather(2, ids.roll(-1, dims=1)[..., None])[..., 0]
+        return {"log_probs": chosen, "entropy": -(log_probs.exp() * log_probs).sum(dim=-1)}
+
+
+class PlainCritic(PlainActor):
+    """Takes the logit of the first token for the value."""
+
+    def _at_tokens(self, ids: torch.Tensor, data: Any) -> dict[str, torch.Tensor]:
+        return {"values": self.model(ids).logits[..., 0]}

@@ -143,6 +143,25 @@ def test_every_estimator(one_rank, config, estimator):
     assert difference(expected, found) < IN_FLOAT64
 
 
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-sum-norm"])
+def test_an_actor_with_a_critic(one_rank, config, aggregation):
+    asked = invariance.ask_for(config.copy(), "vanilla", "token-mean")
+    asked.algorithm.adv_estimator = "gae"
+    asked.critic.loss_agg_mode = aggregation
+    expected = invariance.learned_with_critic(AS_CALLS, asked)
+    for cut in ONE_RANK:
+        assert difference(expected, invariance.learned_with_critic(cut, asked)) < IN_FLOAT64
+
+
+def test_several_epochs_of_shuffled_rollouts(one_rank, config):
+    asked = invariance.ask_for(config.copy(), "vanilla", "seq-mean-token-mean")
+    asked.actor_rollout_ref.actor.ppo_epochs = 2
+    asked.actor_rollout_ref.actor.shuffle = True
+    expected = invariance.learned_by_plain_model(AS_CALLS, asked)
+    for cut in ONE_RANK:
+        assert difference(expected, invariance.learned_by_plain_model(cut, asked)) < IN_FLOAT64
+
+
 @pytest.mark.parametrize(("policy_loss", "aggregation"), OF_ENGINES)
 def test_rows_through_the_engine(engines, config, of_two_ranks, policy_loss, aggregation):
     asked = invariance.ask_for(config, policy_loss, aggregation)

@@ -55,7 +55,8 @@ class PolicyObjective:
         if n_trained == 0:  # fillers alone, but every rank takes part
             trained[0, 0] = True
         log_prob = no_padding_2_padding(model_output["log_probs"], data)[trained]
-        weights = data["loss_weights"][trained] * n_ranks
+        precision = torch.promote_types(log_prob.dtype, torch.float32)  # sums are taken in it
+        weights = data["loss_weights"][trained].to(precision) * n_ranks
         policy_loss, found = self._policy_loss(log_prob, weights, trained, data)
         # verl's are means over the tokens that its loss is given.
         share = n_trained * n_ranks / max(data["batch_num_tokens"], 1)
@@ -82,9 +83,10 @@ class PolicyObjective:
         config, name = self.config, loss_mode(self.config)
         rows = TokensAsRows() if is_of_tokens(name) else CallsAsRows(data["call_index"], trained)
         importance = data["rollout_is_weights"][trained] if "rollout_is_weights" in data else None
-        scale: torch.Tensor | float = 1.0
-        if name == "geo_mean":  # a mean over the given calls, which all weigh the same
-            scale = weights.sum()
+        advantages = rows.place(data["advantages"][trained])
+        if name == "geo_mean":  # a mean over rows, of what is proportional to their advantages
+            of_call = rows.place(weights).sum(dim=1, keepdim=True)
+            advantages = advantages * of_call * len(of_call)
         else:  # the others multiply every token by its importance
             importance = weights if importance is None else weights * importance
         config.global_batch_info.clear()
@@ -94,13 +96,13 @@ class PolicyObjective:
         loss, metrics = compute(
             old_log_prob=rows.place(data["old_log_probs"][trained]),
             log_prob=rows.place(log_prob),
-            advantages=rows.place(data["advantages"][trained]),
+            advantages=advantages,
             response_mask=rows.place(torch.ones_like(log_prob, dtype=torch.bool)),
             loss_agg_mode="token-sum",
             config=config,
             rollout_is_weights=None if importance is None else rows.place(importance),
         )
-        return scale * loss, metrics
+        return loss, metrics
 
 
 class TokensAsRows:
