@@ -225,6 +225,20 @@ def test_the_update_limit_leaves_out_rollouts_that_are_as_good_as_their_group(ma
     assert n_left + n_tokens == batch.accounting.trained
 
 
+def test_a_step_of_which_every_token_is_rejected_updates_nothing(make_actor, model):
+    config = configured(model)
+    config.algorithm.rollout_correction.rollout_rs = "token_k1"
+    config.algorithm.rollout_correction.rollout_rs_threshold = "0.5_2.0"
+    workers = make_actor(config)
+    gradients = recorded_gradients(workers)
+    batch = batch_of("trajectory")
+    batch.tensors["rollout_log_probs"] = torch.full(batch.tensors["responses"].shape, -30.0)
+    taken = ppo_step(batch, workers, config, n_rollouts=len(batch.rollouts), global_step=1)
+    assert not gradients
+    assert taken.metrics["training/n_mini_batches"] == 0
+    assert not taken.rows.batch["response_mask"].any()
+
+
 @pytest.mark.parametrize("n_ranks", [1, 2, 3])
 def test_workers_cut_out_the_mini_batches_that_were_laid_out(n_ranks):
     from verl.utils import tensordict_utils as tu

@@ -94,9 +94,7 @@ def ppo_step(
     tensors = {name: values[kept] for name, values in batch.tensors.items()}
     columns = {name: values[kept.numpy()] for name, values in batch.columns.items()}
     if not kept.any():
-        rows = DataProto.from_dict(tensors=tensors, non_tensors=columns)
-        rows.meta_info["global_token_num"] = [0]
-        return PpoStep(metrics | {"training/n_mini_batches": 0}, rows, seconds)
+        return _without_update(tensors, columns, metrics, seconds)
 
     laid_out_rows = Rows(tensors, {"temperature": config.actor_rollout_ref.rollout.temperature})
     rollout_ids = [rollout.rollout_id for rollout in batch.rollouts]
@@ -106,6 +104,8 @@ def ppo_step(
         rows, adv_metrics = _estimate(rows, batch.rollouts, config, kl_controller)
         metrics |= adv_metrics
     tensors = dict(rows.batch.items())
+    if not tensors["response_mask"].any():  # rollout correction has rejected everything
+        return _without_update(tensors, columns, metrics, seconds)
     laid_out_rows.add({key: tensors[key] for key in _UPDATED_KEYS if key in tensors})
 
     units = RowUnits.of(rollout_ids, columns, tensors, laid_out_rows.lengths)
@@ -135,6 +135,17 @@ def ppo_step(
         metrics |= _update_actor(laid_out_rows, dealer, workers, config, global_step, seconds)
     rows.meta_info["global_token_num"] = rows.batch["attention_mask"].sum(dim=1).tolist()
     return PpoStep(metrics, rows, seconds)
+
+
+def _without_update(
+    tensors: Mapping[str, torch.Tensor],
+    columns: Mapping[str, Any],
+    metrics: dict[str, float],
+    seconds: dict[str, float],
+) -> PpoStep:
+    rows = DataProto.from_dict(tensors=tensors, non_tensors=columns)
+    rows.meta_info["global_token_num"] = tensors["attention_mask"].sum(dim=1).tolist() or [0]
+    return PpoStep(metrics | {"training/n_mini_batches": 0}, rows, seconds)
 
 
 def _update_critic(
