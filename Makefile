@@ -16,6 +16,8 @@ UV := $(VENV)/bin/uv
 export AGL_CUDA ?= AUTO
 # Warnings are errors in CI only: a newer compiler than ours must not stop a user.
 export AGL_WERROR ?= $(if $(CI),ON,OFF)
+# Ray starts many processes that import the same packages: compiled once, not every time.
+unexport PYTHONDONTWRITEBYTECODE
 # Without it `import agentlightning` looks for a price list on the internet, and waits.
 export LITELLM_LOCAL_MODEL_COST_MAP := True
 
@@ -40,8 +42,8 @@ help: ## list the targets
 
 setup: $(NATIVE) ## create .venv with the proven CPU packages and agl_fast, editable
 
-quickstart: $(NATIVE) ## a first training run on the CPU: 20 PPO steps, about five minutes
-	$(PYTHON) -m agl_fast.verl.quickstart
+quickstart: $(NATIVE) ## train an agent that uses a tool, on the CPU, in a few minutes
+	$(PYTHON) -m agl_fast.quickstart
 
 bench: $(NATIVE) ## measure, print the table, write benchmarks/results/
 	$(PYTHON) -m benchmarks

@@ -1,0 +1,55 @@
+"""The trainer and daemon of the quickstart: those of `VERL`, telling what they see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agl_fast.quickstart.run_log import Played, RunLog
+from agl_fast.verl.daemon import AgentModeDaemon
+from agl_fast.verl.trainer import AgentLightningTrainer
+
+
+def reporting_to(
+    log: RunLog,
+) -> tuple[type[AgentLightningTrainer], type[AgentModeDaemon]]:
+    """A trainer and a daemon for `VERL` that tell `log` what they see."""
+
+    class ReportingDaemon(AgentModeDaemon):
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            super().__init__(*arguments, **keywords)
+            self.finished: list[Any] = []
+
+        def rollout_finished(self, outcome: Any) -> None:
+            self.finished.append(outcome)
+
+        def clear_data_and_server(self) -> None:
+            super().clear_data_and_server()
+            self.finished.clear()
+
+        def get_train_data_batch(self, *arguments: Any, **keywords: Any) -> Any:
+            found = super().get_train_data_batch(*arguments, **keywords)
+            rollouts = [each.training_rollout(self.failed_rollouts) for each in self.finished]
+            batch = self.last_batch
+            assert batch is not None
+            rewards = [each.reward for each in batch.rollouts]
+            log.sampled([each for each in rollouts if each], sum(rewards) / len(rewards))
+            return found
+
+        def get_test_metrics(self) -> dict[str, float]:
+            log.played[self.policy_version] = [
+                Played(dict(each.sample), each.calls, each.reward or 0.0) for each in self.finished
+            ]
+            return super().get_test_metrics()
+
+    class ReportingTrainer(AgentLightningTrainer):
+        def sync_weights(self) -> None:
+            super().sync_weights()
+            log.stage_ended("training" if log.rewards else "start of Ray, FSDP2 and vLLM")
+
+        def validate(self) -> dict[str, float]:
+            metrics = super().validate()
+            log.validated(self.global_steps, metrics["val/reward"])
+            log.stage_ended("validation")
+            return metrics
+
+    return ReportingTrainer, ReportingDaemon

@@ -1,0 +1,94 @@
+"""What a run of the quickstart remembers for its report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import agl_fast
+
+Level = Literal["transition", "trajectory"]
+LEVELS: tuple[Level, ...] = ("transition", "trajectory")
+BAR_WIDTH = 20
+
+
+@dataclass
+class Forwarded:
+    """What the trainer's forward passes take in."""
+
+    rows: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Played:
+    """A rollout of a validation."""
+
+    sample: dict[str, Any]
+    calls: Sequence[agl_fast.Call]
+    reward: float
+
+
+@dataclass
+class RunLog:
+    """Filled in by the trainer and daemon of `reporting.reporting_to`.
+
+    Attributes:
+        say: prints a line for the user.
+        rewards: mean reward of each training step.
+        validations: mean reward by the number of steps taken before.
+        played: the rollouts of each validation, likewise.
+        forwarded: by level, over all training steps and from the same calls.
+        seconds: by stage of the run, in order.
+    """
+
+    say: Callable[[str], None]
+    steps: int
+    rewards: list[float] = field(default_factory=list)
+    validations: dict[int, float] = field(default_factory=dict)
+    played: dict[int, list[Played]] = field(default_factory=dict)
+    forwarded: dict[Level, Forwarded] = field(
+        default_factory=lambda: {level: Forwarded() for level in LEVELS}
+    )
+    seconds: dict[str, float] = field(default_factory=dict)
+    _stage_began: float = field(default_factory=time.monotonic)
+
+    def stage_ended(self, name: str) -> None:
+        """What took place since the last stage ended was `name`."""
+        now = time.monotonic()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._stage_began
+        self._stage_began = now
+
+    def sampled(self, rollouts: Sequence[agl_fast.Rollout], reward: float) -> None:
+        """Take the rollouts of a training step."""
+        for level in LEVELS:
+            rows, tokens = forwarded(rollouts, level)
+            self.forwarded[level].rows += rows
+            self.forwarded[level].tokens += tokens
+        self.rewards.append(reward)
+        done = len(self.rewards)
+        bar = "#" * round(BAR_WIDTH * done / self.steps)
+        self.say(f"  [{bar:.<{BAR_WIDTH}}] step {done}/{self.steps}, training reward {reward:.3f}")
+
+    def validated(self, step: int, reward: float) -> None:
+        """Take the result of a validation."""
+        self.validations[step] = reward
+        self.say(f"  validation after {step} steps: reward {reward:.3f}")
+
+
+def forwarded(rollouts: Sequence[agl_fast.Rollout], level: Level) -> tuple[int, int]:
+    """Rows and tokens that a forward pass over the rollouts takes in."""
+    widest = 1 + max(
+        len(call.prompt_ids) + len(call.response_ids) for each in rollouts for call in each.calls
+    )
+    batch = agl_fast.build_batch(
+        rollouts,
+        level=level,
+        layout="jagged",
+        max_prompt_length=widest,
+        max_response_length=widest,
+        pad_token_id=0,
+    )
+    return len(batch), batch.tensors["input_ids"].values().numel()

@@ -1,0 +1,216 @@
+"""A tiny Qwen2 with a tokenizer and chat template of Qwen's kind, and its warm-up.
+
+Nothing is downloaded. The warm-up is supervised, in two lessons: how boxes are opened, then to lose
+patience and guess, which most people of the second lesson do. That patience pays is left to
+reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import pre_tokenizers, trainers
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from agl_fast.quickstart.boxes import OPEN_TOOL, Message, a_conversation
+
+PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+# One token each, as a larger model's tokenizer has them for the first four. The last two keep a
+# call short: what is to be learned is not drowned by its form.
+MARKUP = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    '<tool_call>\n{"name": "open", "arguments": {"box": ',
+    "}}\n</tool_call>",
+)
+
+VOCABULARY = 512
+MAX_LENGTH = 256
+CONVERSATIONS_PER_STEP = 16
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A part of the warm-up.
+
+    Attributes:
+        patience: see `boxes.a_conversation`.
+        tools_listed_every: the prompt says in every how many-th step which tools there are, as it
+            does in use. Without, it is half as long and says the same numbers.
+        rate: the highest learning rate.
+    """
+
+    patience: float
+    tools_listed_every: int
+    steps: int
+    rate: float
+
+
+LESSONS = (
+    Lesson(patience=1.0, tools_listed_every=2, steps=140, rate=4e-3),
+    Lesson(patience=0.3, tools_listed_every=1, steps=60, rate=1e-3),
+)
+
+# An answer is written in the history exactly as it was sampled, so that the prompt of a later call
+# begins with the ids of the earlier one and both become one row.
+CHAT_TEMPLATE = """\
+{%- set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' -%}
+{{- '<|im_start|>system\n' + system -}}
+{%- if tools -%}
+{{- '\n<tools>\n' -}}
+{%- for tool in tools -%}{{- tool | tojson + '\n' -}}{%- endfor -%}
+{{- '</tools>' -}}
+{%- endif -%}
+{{- '<|im_end|>\n' -}}
+{%- for message in messages -%}
+{%- if message['role'] == 'tool' -%}
+{{- '<|im_start|>user\n<tool_response>\n' + message['content'] -}}
+{{- '\n</tool_response><|im_end|>\n' -}}
+{%- elif message['role'] != 'system' -%}
+{{- '<|im_start|>' + message['role'] + '\n' -}}
+{%- if message['content'] -%}{{- message['content'] -}}{%- endif -%}
+{%- for call in message['tool_calls'] or [] -%}
+{{- '<tool_call>\n{"name": "' + call['function']['name'] + '", "arguments": ' -}}
+{{- call['function']['arguments'] | tojson + '}\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+"""
+
+
+def make_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
+    """Train a byte-level BPE tokenizer of Qwen2's class on `texts`."""
+    # Its rules for splitting text are taken from the class: whoever loads a Qwen2 model uses it.
+    tokenizer = Qwen2Tokenizer(vocab={}, merges=[]).backend_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        min_frequency=2,
+        special_tokens=[PAD, TURN_START, TURN_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    learned = json.loads(tokenizer.to_str())["model"]
+    qwen = Qwen2Tokenizer(
+        vocab=learned["vocab"],
+        merges=[tuple(pair) for pair in learned["merges"]],
+        unk_token=PAD,
+        pad_token=PAD,
+        eos_token=TURN_END,
+        additional_special_tokens=[TURN_START],
+        model_max_length=MAX_LENGTH,
+        clean_up_tokenization_spaces=False,
+    )
+    qwen.add_tokens(list(MARKUP))
+    qwen.chat_template = CHAT_TEMPLATE
+    return qwen
+
+
+def make_tiny_model(folder: Path, *, seed: int) -> int:
+    """Write a warmed-up float32 model and its tokenizer to `folder`.
+
+    Returns:
+        The number of parameters.
+    """
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    heard = [a_conversation(rng, patience=0.5) for _ in range(200)]
+    tokenizer = make_tokenizer(_plain_text(conversation) for conversation in heard)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            # As long as the tokenizer: vLLM would sample ids that it cannot decode.
+            vocab_size=len(tokenizer),
+            hidden_size=96,
+            intermediate_size=192,
+            num_hidden_layers=2,
+            num_attention_heads=3,
+            num_key_value_heads=3,
+            max_position_embeddings=MAX_LENGTH,
+            tie_word_embeddings=False,
+            initializer_range=0.08,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            dtype=torch.float32,
+        )
+    )
+    for lesson in LESSONS:
+        warm_up(model, tokenizer, lesson, rng)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return int(model.num_parameters())
+
+
+def warm_up(
+    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, lesson: Lesson, rng: random.Random
+) -> None:
+    """Teach the model to speak as people in the lesson do: cross entropy on what they say."""
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lesson.rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=lesson.rate, total_steps=lesson.steps, pct_start=0.1
+    )
+    for step in range(lesson.steps):
+        tools = [OPEN_TOOL] if step % lesson.tools_listed_every == 0 else None
+        some = [a_conversation(rng, lesson.patience) for _ in range(CONVERSATIONS_PER_STEP)]
+        input_ids, labels = labelled(tokenizer, some, tools)
+        attention_mask = (input_ids != tokenizer.pad_token_id).long()
+        loss = model(input_ids=input_ids, attention_mask=attention_mask, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    model.eval()
+
+
+def labelled(
+    tokenizer: Qwen2Tokenizer,
+    conversations: Sequence[list[Message]],
+    tools: list[dict[str, Any]] | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The conversations as token ids, and the labels: the ids that the assistant writes, else -100.
+
+    Returns:
+        Two (conversations, width) int64 tensors, right-padded.
+    """
+    start = tokenizer.encode(f"{TURN_START}assistant\n")
+    rows = [
+        tokenizer.apply_chat_template(each, tools=tools, return_dict=False)
+        for each in conversations
+    ]
+    width = max(map(len, rows))
+    input_ids = torch.full((len(rows), width), tokenizer.pad_token_id)
+    labels = torch.full((len(rows), width), IGNORED)
+    for i, row in enumerate(rows):
+        input_ids[i, : len(row)] = torch.tensor(row)
+        is_answer = False
+        for j, token in enumerate(row):
+            if is_answer:
+                labels[i, j] = token
+            if token == tokenizer.eos_token_id:
+                is_answer = False
+            elif row[j + 1 - len(start) : j + 1] == start:
+                is_answer = True
+    return input_ids, labels
+
+
+def _plain_text(conversation: list[Message]) -> str:
+    """What a tokenizer should know, about as often as it is said."""
+    said = [str(OPEN_TOOL).replace("'", '"')]
+    for message in conversation:
+        said.append(f"{message['role']}\n{message['content'] or ''}")
+        for call in message.get("tool_calls", ()):
+            said.append(json.dumps(call["function"]))
+    return "\n".join(said)

@@ -1,0 +1,52 @@
+"""What a run leaves behind is found and removed, and nothing else is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from multiprocessing import resource_tracker, shared_memory
+from uuid import uuid4
+
+import pytest
+
+pytest.importorskip("psutil", reason="needs the extra [cpu]")
+
+from agl_fast.verl import leftovers
+
+
+def test_processes_of_a_run_are_found_by_their_environment_and_ended() -> None:
+    run_id = uuid4().hex
+    nap = [sys.executable, "-c", "import time; time.sleep(600)"]
+    ours = subprocess.Popen(nap, env={**os.environ, leftovers.RUN_VARIABLE: run_id})
+    others = subprocess.Popen(nap, env={**os.environ, leftovers.RUN_VARIABLE: uuid4().hex})
+    try:
+        while not leftovers.processes_of_run(run_id):
+            time.sleep(0.01)
+        assert [process.pid for process in leftovers.processes_of_run(run_id)] == [ours.pid]
+        assert leftovers.stop_processes_of_run(run_id, grace_seconds=0.2) == []
+        assert ours.poll() is not None
+        assert others.poll() is None
+    finally:
+        for process in (ours, others):
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.skipif(not leftovers.SHARED_MEMORY.is_dir(), reason="no /dev/shm here")
+def test_only_new_and_unmapped_segments_are_unlinked() -> None:
+    before = leftovers.shared_memory_segments()
+    in_use = shared_memory.SharedMemory(create=True, size=64)
+    abandoned = shared_memory.SharedMemory(create=True, size=64)
+    # Its unlinking is what is tested here.
+    resource_tracker.unregister(f"/{abandoned.name}", "shared_memory")
+    abandoned.close()
+    try:
+        assert {in_use.name, abandoned.name} <= leftovers.shared_memory_segments() - before
+        leftovers.unlink_abandoned_segments(before)
+        assert in_use.name in leftovers.shared_memory_segments()
+        assert abandoned.name not in leftovers.shared_memory_segments()
+    finally:
+        in_use.close()
+        in_use.unlink()

@@ -1,0 +1,112 @@
+"""What the quickstart tells of its run."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("PIL", reason="needs the extra [cpu]")
+
+from PIL import Image
+
+import agl_fast
+from agl_fast.quickstart.memory import PeakMemory
+from agl_fast.quickstart.report import plain_table, table_of, write_report
+from agl_fast.quickstart.run_log import Played, RunLog, forwarded
+from agl_fast.quickstart.trajectory import Piece, marked, pieces_of
+
+# The second call extends the first, the third begins anew.
+CALLS = [
+    agl_fast.Call([1, 2], [3, 4]),
+    agl_fast.Call([1, 2, 3, 4, 5], [6]),
+    agl_fast.Call([9], [8]),
+]
+ROLLOUTS = [agl_fast.Rollout("r", "d", CALLS, 1.0)]
+
+
+class Tokenizer:
+    def decode(self, ids: list[int]) -> str:
+        return "".join(f"<{token}>" for token in ids)
+
+
+@pytest.fixture
+def log():
+    lines = []
+    log = RunLog(lines.append, steps=2)
+    log.validated(0, 0.25)
+    log.sampled(ROLLOUTS, 0.5)
+    log.sampled(ROLLOUTS, 1.0)
+    log.validated(2, 0.875)
+    log.seconds = {"training": 61.25, "end": 2.0}
+    assert lines[-2] == "  [####################] step 2/2, training reward 1.000"
+    return log
+
+
+def test_forwarded_counts_every_call_or_every_chain():
+    assert forwarded(ROLLOUTS, "transition") == (3, 4 + 6 + 2)
+    assert forwarded(ROLLOUTS, "trajectory") == (2, 6 + 2)
+
+
+def test_table_sums_the_steps(log):
+    assert table_of(log, 1.5)[1:] == [
+        ("validation reward", "0.250", "0.875"),
+        ("", "rows", "tokens"),
+        ("forwarded at level transition", "6", "24"),
+        ("forwarded at level trajectory", "4", "16"),
+        ("", "", "seconds"),
+        ("training", "", "61.2"),
+        ("end", "", "2.0"),
+        ("", "", "GiB"),
+        ("peak memory", "", "1.5"),
+    ]
+    assert len(plain_table(table_of(log, 1.5)).splitlines()) == 10
+
+
+def test_stages_follow_each_other_and_add_up():
+    log = RunLog(print, steps=1)
+    for stage in ("model", "training", "validation", "training"):
+        log.stage_ended(stage)
+    assert list(log.seconds) == ["model", "training", "validation"]
+    assert min(log.seconds.values()) >= 0.0
+
+
+def test_peak_memory_is_how_far_the_available_memory_fell(monkeypatch):
+    available = iter([8.0, 6.5, 3.0, 7.0])
+
+    exhausted = threading.Event()
+
+    def look() -> SimpleNamespace:
+        now = next(available, None)
+        if now is None:
+            exhausted.set()
+        return SimpleNamespace(available=(now or 8.0) * 2**30)
+
+    monkeypatch.setattr("psutil.virtual_memory", look)
+    monkeypatch.setattr("agl_fast.quickstart.memory.SECONDS_BETWEEN_LOOKS", 0.001)
+    with PeakMemory() as peak:
+        assert exhausted.wait(60), "nobody looked"
+    assert peak.gib == 5.0
+
+
+def test_pieces_are_the_rows_at_level_trajectory():
+    rows = pieces_of(Played({}, CALLS, 1.0), Tokenizer())
+    assert rows == [
+        [Piece("<1><2>", False), Piece("<3><4>", True), Piece("<5>", False), Piece("<6>", True)],
+        [Piece("<9>", False), Piece("<8>", True)],
+    ]
+    assert marked(rows).startswith("<1><2>«<3><4>»<5>«<6>»\n")
+
+
+def test_report_needs_no_other_file(log, tmp_path):
+    rows = pieces_of(Played({}, CALLS, 1.0), Tokenizer())
+    page, picture = write_report(tmp_path, log, {"Before": rows}, 1.5)
+    text = page.read_text(encoding="utf-8")
+    assert '<span class="trained">&lt;3&gt;&lt;4&gt;</span>' in text
+    assert "0.875" in text
+    assert "polyline" in text
+    assert "src=" not in text
+    assert "href=" not in text
+    with Image.open(picture) as image:
+        assert image.size == (720, 320)
