@@ -14,10 +14,12 @@ import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 # vLLM's CPU server: one GiB of KV cache, no thread pinning (the trainer shares the cores), no
-# usage statistics. A value that the user has set stays.
+# usage statistics, the one worker in the engine's process where the executor is `uni`. A value that
+# the user has set stays.
 ROLLOUT_ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ class CpuDefaults:
     why: str
     set: dict[str, Any]
     user: Literal["keep", "refuse", "overrule"] = "keep"
+    where: dict[str, Any] = field(default_factory=dict)
 
 
 def cpu_defaults() -> list[CpuDefaults]:
@@ -47,6 +48,8 @@ def fill_in(config: DictConfig, user_keys: Collection[str], unused: tuple[str, .
     """
     lines = []
     for group in cpu_defaults():
+        if any(OmegaConf.select(config, key) != value for key, value in group.where.items()):
+            continue
         changes = []
         for key, value in group.set.items():
             present = OmegaConf.select(config, key)
