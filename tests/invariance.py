@@ -52,13 +52,6 @@ OBJECTIVES = [
     *((name, "token-mean") for name in POLICY_LOSSES),
     *((name, mode) for name in ("vanilla", "gspo") for mode in AGGREGATIONS[1:]),
 ]
-# Through verl's engine: a unit each, and a loss that looks at whole calls.
-OF_ENGINES = [
-    ("vanilla", "token-mean"),
-    ("vanilla", "seq-mean-token-sum-norm"),
-    ("gspo", "seq-mean-token-mean"),
-    ("per_rollout_mean", "token-mean"),
-]
 
 
 @dataclass(frozen=True)
@@ -85,6 +78,12 @@ ONE_RANK = (
     Cut("transition", 4, shuffled=True, fixed=True),
 )
 TWO_RANKS = (Cut("trajectory", 1, shuffled=True), Cut("transition", 3, trim=False))
+
+
+def cuts_of_engines(objective: tuple[str, str]) -> tuple[Cut, Cut]:
+    """For one rank and for two; the objectives take turns."""
+    number = OBJECTIVES.index(objective)
+    return ONE_RANK[number % len(ONE_RANK)], TWO_RANKS[number % len(TWO_RANKS)]
 
 
 @dataclass

@@ -42,11 +42,10 @@ def main(folder: Path) -> None:
         invariance.TWO_RANKS[0], asked, actor_cls=OfOneRank
     )
     engines = invariance.Engines(config, folder / "model", folder / "reference")
-    for policy_loss, aggregation in invariance.OF_ENGINES:
-        asked = invariance.ask_for(config, policy_loss, aggregation)
-        for cut in invariance.TWO_RANKS:
-            key = ("engine", policy_loss, aggregation, cut)
-            learned[key] = engines.learned(cut, asked)
+    for objective in invariance.OBJECTIVES:
+        asked = invariance.ask_for(config, *objective)
+        _, cut = invariance.cuts_of_engines(objective)
+        learned[("engine", *objective)] = engines.learned(cut, asked)
     if dist.get_rank() == 0:
         torch.save(learned, folder / "learned.pt")
     dist.barrier()
