@@ -14,10 +14,12 @@ from agl_fast.verl.config import compose
 
 @pytest.mark.parametrize(("model", "device"), [(None, "cpu"), ("some/model", "cuda")])
 def test_settings_are_accepted(model, device):
-    settings = verl_settings(Path("run"), model=model, steps=3, seed=5)
+    settings = verl_settings(Path("run"), model=model, steps=3, seed=5, n_devices=1)
     config = compose(settings, device=device).config
     assert config.actor_rollout_ref.model.path == (model or "run/model")
     assert config.actor_rollout_ref.rollout.engine_kwargs.vllm.tool_call_parser == "hermes"
     assert config.agentlightning.trace_aggregator.level == "trajectory"
+    assert config.trainer.n_gpus_per_node == 1
+    assert config.actor_rollout_ref.rollout.tensor_model_parallel_size == 1
     assert config.trainer.total_training_steps == 3
     assert config.trainer.test_freq == 1

@@ -93,6 +93,7 @@ def train(console: Console, run_folder: Path, model: str | None, steps: int, see
     with console.phase("imports", IMPORT_SECONDS):
         # Only now: verl, Ray and vLLM read the environment when they are imported.
         import agentlightning as agl
+        import torch
 
         from agl_fast.algorithm import VERL
         from agl_fast.quickstart.agent import find_the_number
@@ -110,7 +111,13 @@ def train(console: Console, run_folder: Path, model: str | None, steps: int, see
             log.stage_ended("tiny model and warm-up")
         trainer_cls, daemon_cls = reporting_to(log)
         algorithm = VERL(
-            verl_settings(run_folder, model=model, steps=steps, seed=seed),
+            verl_settings(
+                run_folder,
+                model=model,
+                steps=steps,
+                seed=seed,
+                n_devices=max(1, torch.cuda.device_count()),
+            ),
             trainer_cls=trainer_cls,
             daemon_cls=daemon_cls,
         )

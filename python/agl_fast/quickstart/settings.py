@@ -13,17 +13,21 @@ GROUP_SIZE = 8
 SAMPLES_PER_STEP, SAMPLES_PER_MINI_BATCH = 8, 4
 
 
-def verl_settings(run_folder: Path, *, model: str | None, steps: int, seed: int) -> dict[str, Any]:
+def verl_settings(
+    run_folder: Path, *, model: str | None, steps: int, seed: int, n_devices: int = 1
+) -> dict[str, Any]:
     """The dictionary for `VERL`, at level trajectory.
 
     Args:
         model: a name or folder of the user's model; None: the tiny one in `run_folder`.
         seed: of vLLM's sampling.
+        n_devices: GPUs of this machine, all of which are used.
     """
     is_tiny = model is None
     widths = (PROMPT_WIDTH, RESPONSE_WIDTH) if is_tiny else (1024, 2048)
     rollout: dict[str, Any] = {
         "n": GROUP_SIZE,
+        "tensor_model_parallel_size": 1,
         "multi_turn": {"format": "hermes"},
         "max_model_len": MAX_LENGTH if is_tiny else sum(widths),
         "engine_kwargs": {"vllm": {"seed": seed}},
@@ -65,6 +69,7 @@ def verl_settings(run_folder: Path, *, model: str | None, steps: int, seed: int)
             },
         },
         "trainer": {
+            "n_gpus_per_node": n_devices,
             "logger": ["file"],
             "project_name": "agl_fast",
             "experiment_name": "quickstart",
