@@ -34,6 +34,9 @@ TOOLS := $(STAMPS)/uv
 PACKAGES := $(STAMPS)/packages
 NATIVE := $(STAMPS)/native-cuda-$(AGL_CUDA)-werror-$(AGL_WERROR)
 SANITIZED := build/sanitized/_core.stamp
+# An environment of its own: Sphinx reads the sources and imports nothing of ours.
+DOCS_VENV := $(VENV)-docs
+DOCS_TOOLS := $(DOCS_VENV)/.stamps/packages
 
 .PHONY: help setup quickstart test test-all bench lint format sanitize wheel clean
 
@@ -72,6 +75,10 @@ sanitize: $(SANITIZED) ## the native tests under the address and undefined-behav
 wheel: $(TOOLS) ## wheels for every CPython 3.10-3.13 found here, into dist/ (WHEEL_CUDA=ON: with CUDA)
 	$(PYTHON) scripts/build_wheels.py --uv $(UV) --cuda $(or $(WHEEL_CUDA),OFF) --out dist
 
+.PHONY: docs
+docs: $(DOCS_TOOLS) ## the documentation, into build/docs/index.html
+	$(DOCS_VENV)/bin/sphinx-build --fail-on-warning --keep-going --fresh-env --quiet docs build/docs
+
 clean: ## remove what was built; .venv stays
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	rm -f $(STAMPS)/native-*
@@ -83,6 +90,11 @@ $(TOOLS):
 $(PACKAGES): $(TOOLS) pyproject.toml $(wildcard $(addprefix python/agl_fast/install/,*.txt */*.toml))
 	scripts/install_packages.sh $(VENV)
 	touch $@
+
+$(DOCS_TOOLS): $(TOOLS) pyproject.toml
+	$(UV) venv --quiet --clear --python $(PYTHON) $(DOCS_VENV)
+	$(UV) pip install --quiet --python $(DOCS_VENV)/bin/python --group docs
+	mkdir -p $(@D) && touch $@
 
 # Without build isolation: the build folder is kept, and would point into a deleted environment.
 $(NATIVE): $(PACKAGES) $(NATIVE_SOURCES)
