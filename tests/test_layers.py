@@ -28,6 +28,7 @@ STOREYS = [
     {"verl"},  # what all of verl/ shares
     {"verl.credit"},
     {"verl.losses"},  # pickled into every worker that trains
+    {"recording"},
     {"batch"},
     {"ops"},
     {"_core", "_cuda"},
@@ -44,6 +45,7 @@ FOREIGN = {
     "reference": {"numpy", "torch", "verl", "ray", "vllm"},
     "ops": {"verl", "ray", "vllm"},
     "batch": {"verl", "ray", "vllm"},
+    "recording": {"verl", "ray", "vllm", "torch", "agentlightning"},
 }
 
 MODULES = sorted(path for suffix in ("py", "pyi") for path in PACKAGE.rglob(f"*.{suffix}"))
@@ -159,6 +161,8 @@ def test_rules_catch_what_they_forbid():
     assert not may_import("verl.proxy", "verl.daemon")
     assert not may_import("verl.trainer", "verl.workers.losses")
     assert not may_import("batch.builder", "reference")
+    assert not may_import("batch.builder", "recording")
+    assert not may_import("recording.reader", "verl.daemon")
     assert not may_import("verl.workers.losses", "verl.trainer")
     assert not may_import("platform_cpu.engines", "batch")
     assert not may_import("reference.build", "batch.builder")
