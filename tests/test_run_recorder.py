@@ -26,9 +26,9 @@ def files(recorder: RunRecorder) -> dict[str, list[str]]:
 
 def test_a_file_for_each_step_and_validation(tmp_path):
     recorder = RunRecorder(tmp_path, {"model": "m"})
-    recorder.record(rollout("v"), "val", 0)
+    recorder.record(rollout("v"), 0, is_train=False)
     for step, name in enumerate("abb"):
-        recorder.record(rollout(f"{name}{step}"), "train", min(step, 1))
+        recorder.record(rollout(f"{name}{step}"), min(step, 1), is_train=True)
     recorder.close()
     recorder.close()
     assert files(recorder) == {
@@ -44,7 +44,7 @@ def test_a_file_for_each_step_and_validation(tmp_path):
 def test_calls_are_written_as_they_were_handed_over(tmp_path):
     recorder = RunRecorder(tmp_path)
     one = rollout("a")
-    recorder.record(one, "train", 0)
+    recorder.record(one, 0, is_train=True)
     one.calls[0].credit = 7.0
     one.calls.clear()
     recorder.close()
@@ -64,15 +64,15 @@ def test_a_full_disk_is_a_warning_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(RecordingWriter, "_append", failing)
     recorder = RunRecorder(tmp_path)
     with caplog.at_level(logging.WARNING):
-        recorder.record(rollout("a"), "train", 0)
+        recorder.record(rollout("a"), 0, is_train=True)
         wait_for(recorder, 1)
         full.set()
         for name in "bc":
-            recorder.record(rollout(name), "train", 0)
-        recorder.record(rollout("v"), "val", 1)
+            recorder.record(rollout(name), 0, is_train=True)
+        recorder.record(rollout("v"), 1, is_train=False)
         wait_for(recorder, 4)
         full.clear()
-        recorder.record(rollout("d"), "train", 1)
+        recorder.record(rollout("d"), 1, is_train=True)
         recorder.close()
     assert recorder.counts == {"written": 2, "lost": 3}
     assert len(caplog.records) == 1
@@ -110,8 +110,8 @@ class HalfFull:
 
 def test_a_rollout_that_cannot_be_written_is_counted(tmp_path, caplog):
     recorder = RunRecorder(tmp_path)
-    recorder.record(Rollout("a", "g", [Call(["x"], [1])]), "train", 0)
-    recorder.record(rollout("b"), "train", 0)
+    recorder.record(Rollout("a", "g", [Call(["x"], [1])]), 0, is_train=True)
+    recorder.record(rollout("b"), 0, is_train=True)
     recorder.close()
     assert recorder.counts == {"written": 1, "lost": 1}
     assert "prompt_ids must be a sequence of int" in caplog.text
@@ -125,7 +125,7 @@ def test_what_waits_is_bounded(tmp_path, monkeypatch, caplog):
     )
     recorder = RunRecorder(tmp_path, max_waiting_tokens=7)
     for name in "abcd":
-        recorder.record(rollout(name), "train", 0)
+        recorder.record(rollout(name), 0, is_train=True)
     goes_on.set()
     recorder.close()
     assert recorder.counts["lost"] >= 1
@@ -142,7 +142,7 @@ def test_nothing_is_made_where_nothing_is_recorded(tmp_path):
 def test_after_the_end(tmp_path):
     recorder = RunRecorder(tmp_path)
     recorder.close()
-    recorder.record(rollout("a"), "train", 0)
+    recorder.record(rollout("a"), 0, is_train=True)
     assert recorder.counts == {"written": 0, "lost": 1}
 
 

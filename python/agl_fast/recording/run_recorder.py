@@ -56,8 +56,7 @@ class RunRecorder:
         self._counts: Counter[str] = Counter()
         self._warned = False
         self._writer: RecordingWriter | None = None
-        self._thread = threading.Thread(target=self._serve, name="agl_fast-recorder", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -65,11 +64,12 @@ class RunRecorder:
         with self._changed:
             return {name: self._counts[name] for name in ("written", "lost")}
 
-    def record(self, rollout: Rollout, phase: Phase, policy_version: int) -> None:
+    def record(self, rollout: Rollout, policy_version: int, *, is_train: bool) -> None:
         """Take a rollout; returns at once. Its calls may change afterwards, their ids may not.
 
         Args:
-            policy_version: of the weights that the phase samples with.
+            policy_version: of the weights that sample; the step after it learns from them.
+            is_train: else it is of a validation.
         """
         kept = copy(rollout)
         kept.calls = [copy(call) for call in rollout.calls]
@@ -79,8 +79,13 @@ class RunRecorder:
             if self._closing or (too_much and self._waiting):
                 self._lose(f"{self._waiting_tokens} tokens wait for the disk already")
                 return
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._serve, name="agl_fast-recorder", daemon=True
+                )
+                self._thread.start()
             self._waiting_tokens += n_tokens
-            self._waiting.append((kept, phase, policy_version))
+            self._waiting.append((kept, "train" if is_train else "val", policy_version))
             self._changed.notify_all()
 
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
@@ -88,7 +93,8 @@ class RunRecorder:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join(seconds)
+        if self._thread is not None:
+            self._thread.join(seconds)
         with self._changed:
             if self._waiting:
                 self._lose(f"they were not written within {seconds:g} s", len(self._waiting))

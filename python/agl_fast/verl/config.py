@@ -18,12 +18,13 @@ from verl.utils.device import get_device_name
 
 from agl_fast.verl.config_checks import check_combinations
 from agl_fast.verl.config_types import check_types
-from agl_fast.verl.cpu_defaults import fill_in, fit_bucket
+from agl_fast.verl.cpu_defaults import cpu_defaults, fill_in, fit_bucket
 from agl_fast.verl.renamed_keys import leaves, nested, rename
 from agl_fast.verl.tool_parsers import tool_options
 
 OWN_CONFIG = Path(__file__).with_name("config.yaml")
 ENGINE_KWARGS = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+_SECRETS = ("agentlightning.proxy.api_key",)
 USE_V1_LINE = (
     "trainer.use_v1=false: agl_fast's rows go through verl's RayPPOTrainer; the V1 trainer takes "
     "its batches from a queue that verl's own agent loops fill"
@@ -76,6 +77,26 @@ def compose(settings: Mapping[str, Any], *, device: str | None = None) -> Compos
     _let_vllm_parse_tools(config)
     _check_with_verl(config)
     return Composed(config, lines)
+
+
+def differences(config: DictConfig) -> dict[str, Any]:
+    """The settings with which `compose` gives this configuration again, as a plain tree.
+
+    Interpolations are resolved; the proxy's key is left out.
+    """
+    defaults = dict(leaves(_resolved_defaults()))
+    if config.trainer.device == "cpu":  # what would be filled in, had the user not set it
+        for group in cpu_defaults():
+            for key in group.set:
+                defaults.pop(key, None)
+    missing = object()
+    return nested(
+        {
+            key: value
+            for key, value in leaves(_resolved(config))
+            if key not in _SECRETS and defaults.get(key, missing) != value
+        }
+    )
 
 
 def _plain(value: Any, key: str) -> Any:

@@ -45,6 +45,7 @@ class AgentLightningKeys:
     credit_discount: float
     missing_rollout_log_probs: Literal["recompute", "drop"]
     max_ppo_update_times: int | None
+    record_dir: str | None
     sampling: Literal["enforce", "allow"]
     proxy: ProxyKeys
     trace_aggregator: TraceAggregatorKeys

@@ -19,8 +19,8 @@ from agentlightning.types import RolloutConfig
 from verl import DataProto
 
 import agl_fast
+from agl_fast.recording import RunRecorder
 from agl_fast.verl.credit import CreditAssignment
-from agl_fast.verl.daemon.call_filter import CallFilter
 from agl_fast.verl.daemon.collecting import RunningBatch
 from agl_fast.verl.daemon.loop_thread import LoopThread
 from agl_fast.verl.daemon.metrics import run_metrics
@@ -28,10 +28,8 @@ from agl_fast.verl.daemon.outcomes import FailedRollouts, Outcome
 from agl_fast.verl.daemon.rows import TrainingRows
 from agl_fast.verl.daemon.samples import rollout_requests, samples_of
 from agl_fast.verl.daemon.settings import (
+    check_arguments,
     model_entry,
-    refuse_mrope,
-    require_one_of,
-    require_positive,
     sampling_policies,
 )
 from agl_fast.verl.daemon.store_access import StoreAccess
@@ -63,7 +61,7 @@ class AgentModeDaemon:
     Every method is called on one thread. The daemon talks to the store on a thread of its own.
 
     Args:
-        port: not used: it belongs to mode ``v0``. The proxy's is in ``proxy_settings``.
+        port: of mode ``v0``'s server. The proxy's is in ``proxy_settings``.
         train_rollout_n: rollouts of each training sample. A validation sample has one.
         train_information: ``model``, the name that agents see, and how training samples:
             ``temperature`` (0.7), ``top_p`` (1.0), ``top_k`` (-1: every token).
@@ -72,9 +70,11 @@ class AgentModeDaemon:
         reward_fillna_value: reward of rollouts that have none.
         llm_timeout_seconds: the longest a call may take; the store also gives up a rollout that
             runs or says nothing for so long (``rollout_config``).
-        mode: ``v1``. ``v0``, without a store, is not supported.
-        llm_proxy: a stock proxy is replaced, with a warning. None: one is made.
-        store: Agent-lightning's; safe to use from several threads.
+        mode: ``v1``: rollouts go through the store. ``v0``, deprecated: an ``AgentLightningServer``
+            on ``port`` gives them to ``AgentLightningClient``s. Nobody there names the rollout of a
+            call, so the tokens are those of the triplets that clients post.
+        llm_proxy: a stock proxy is replaced, with a warning. None, or mode ``v0``: one is made.
+        store: Agent-lightning's; safe to use from several threads. Mode ``v0`` has none.
         adapter: Agent-lightning's default, or none: every recorded call counts. Another one: those
             whose response id is in its triplets; the others are counted as excluded.
         processor: refused where it needs M-RoPE position ids.
@@ -83,6 +83,8 @@ class AgentModeDaemon:
             ``debug``, ``trajectory_max_total_length``, … of ``agl_fast/verl/config.yaml``.
         rollout_deadline_seconds: a rollout that runs longer is cancelled in the store, and has
             failed. None: ``llm_timeout_seconds``.
+        runner_silent_seconds: a runner that gives no sign of life for so long is gone; the store
+            fails or retries its rollout. None: never.
         failed_rollouts: ``skip``: rollouts that failed or made no call that can be trained on
             leave their group; ``zero``: one that failed counts in its group with reward 0.
         sampling: ``enforce``: training samples as ``train_information`` says, whatever agents ask
@@ -93,6 +95,7 @@ class AgentModeDaemon:
         proxy_settings: ``port``, ``host``, ``advertise_host``, ``api_key`` of a proxy made here.
         credit: the user's hook on training rollouts, and what calls learn from.
         check: called about once a second while rollouts run; what it raises ends the wait.
+        run_recorder: records every rollout as it ended; ``stop`` closes it.
 
     Attributes:
         policy_version: the trainer's version of the weights; calls carry it.
@@ -124,6 +127,7 @@ class AgentModeDaemon:
         trace_aggregator: Mapping[str, Any] | None = None,
         *,
         rollout_deadline_seconds: float | None = 3600.0,
+        runner_silent_seconds: float | None = 120.0,
         failed_rollouts: FailedRollouts = "skip",
         sampling: Literal["enforce", "allow"] = "enforce",
         validation_sampling: Mapping[str, float] | None = None,
@@ -131,22 +135,20 @@ class AgentModeDaemon:
         proxy_settings: Mapping[str, Any] | None = None,
         credit: CreditAssignment | None = None,
         check: Callable[[], None] | None = None,
+        run_recorder: RunRecorder | None = None,
     ) -> None:
-        if mode != "v1" or store is None:
-            raise ValueError(
-                f"mode={mode!r}, store={store!r}: only mode 'v1' with a LightningStore is "
-                "supported; run the algorithm in an agentlightning.Trainer, which brings a store"
-            )
-        if train_rollout_n < 1:
-            raise ValueError(f"train_rollout_n must be at least 1, got {train_rollout_n}")
-        if not train_information.get("model"):
-            raise ValueError(f"train_information names no model: {dict(train_information)}")
-        require_one_of("failed_rollouts", failed_rollouts, ("skip", "zero"))
-        require_one_of("sampling", sampling, ("enforce", "allow"))
-        require_positive("llm_timeout_seconds", llm_timeout_seconds)
-        if rollout_deadline_seconds is not None:
-            require_positive("rollout_deadline_seconds", rollout_deadline_seconds)
-        refuse_mrope(processor)
+        check_arguments(
+            mode=mode,
+            store=store,
+            train_rollout_n=train_rollout_n,
+            train_information=train_information,
+            failed_rollouts=failed_rollouts,
+            sampling=sampling,
+            llm_timeout_seconds=llm_timeout_seconds,
+            rollout_deadline_seconds=rollout_deadline_seconds,
+            processor=processor,
+        )
+        assert store is not None
 
         self.port = port
         self.train_rollout_n = train_rollout_n
@@ -162,14 +164,18 @@ class AgentModeDaemon:
         self.image_base_dir = image_base_dir
         self.trace_aggregator = dict(trace_aggregator or {})
         self.rollout_deadline_seconds = rollout_deadline_seconds
+        self.runner_silent_seconds = runner_silent_seconds
         self.failed_rollouts = failed_rollouts
         self.store = store
-        self.llm_proxy = LLMProxy.in_place_of(
-            llm_proxy, timeout_seconds=llm_timeout_seconds, store=store, **(proxy_settings or {})
-        )
-        if self.llm_proxy.get_store() is None:
-            self.llm_proxy.set_store(store)
+        settings = {"timeout_seconds": llm_timeout_seconds, **(proxy_settings or {})}
+        if store is None:
+            self.llm_proxy = LLMProxy(mode="v0", **settings)
+        else:
+            self.llm_proxy = LLMProxy.in_place_of(llm_proxy, store=store, **settings)
+            if self.llm_proxy.get_store() is None:
+                self.llm_proxy.set_store(store)
         self.check = check
+        self.run_recorder = run_recorder
         self.policy_version = 0
         self.is_train = True
         self.last_batch: agl_fast.Batch | None = None
@@ -181,8 +187,9 @@ class AgentModeDaemon:
             enforce=sampling == "enforce",
             max_tokens=max_tokens,
         )
-        self._call_filter = CallFilter.of(adapter)
-        self._store_access = StoreAccess(store)
+        self._source = source_of(
+            store, adapter, self.llm_proxy, port, settings.get("host"), llm_timeout_seconds
+        )
         self._rows = TrainingRows(
             self.trace_aggregator,
             failed_rollouts,
@@ -198,8 +205,13 @@ class AgentModeDaemon:
         self._stale: set[str] = set()
 
     def start(self) -> None:
-        """Start the daemon's thread. The proxy starts with the first data."""
+        """Start the daemon's thread, and mode ``v0``'s server. The proxy starts with the data.
+
+        Raises:
+            OSError: the server's port cannot be bound.
+        """
         if self._loop is None:
+            self._source.start()
             self._loop = LoopThread("agl_fast-daemon")
 
     def stop(self) -> None:
@@ -207,6 +219,9 @@ class AgentModeDaemon:
         if self._loop is None:
             return
         with ExitStack() as ends:
+            if self.run_recorder is not None:
+                ends.callback(self.run_recorder.close)
+            ends.callback(self._source.stop)
             ends.callback(self._end_loop)
             ends.callback(self._stop_proxy)
             self.clear_data_and_server()
@@ -250,16 +265,14 @@ class AgentModeDaemon:
 
     def rollout_config(self) -> RolloutConfig:
         """The store's own limits on a rollout; a subclass may retry failed attempts here."""
-        return RolloutConfig(
-            timeout_seconds=self.llm_timeout_seconds,
-            unresponsive_seconds=self.llm_timeout_seconds,
-        )
+        seconds = self.llm_timeout_seconds
+        return RolloutConfig(timeout_seconds=seconds, unresponsive_seconds=seconds)
 
     async def _set_up(self, samples: list[dict[str, Any]], server_addresses: list[str]) -> None:
         if server_addresses != self._server_addresses:
             model = self.train_information["model"]
             self.llm_proxy.update_model_list(
-                [model_entry(model, address) for address in server_addresses]
+                [model_entry(model, each) for each in server_addresses]
             )
             self._server_addresses = server_addresses
         if not self.llm_proxy.is_running():
@@ -269,20 +282,17 @@ class AgentModeDaemon:
         policy = self._policies[phase]
         self.llm_proxy.recorder.reset_counts()
         self.llm_proxy.begin(phase, self.policy_version, policy)
-        main_llm = self.llm_proxy.as_resource(
-            model=self.train_information["model"],
-            sampling_parameters={"temperature": policy.temperature},
+        sampling = {"temperature": policy.temperature}
+        resources_id = await self._source.set_up(
+            self.train_information["model"], sampling, self.policy_version
         )
-        resources_id = await self._store_access.add_resources({"main_llm": main_llm})
         n = self.train_rollout_n if self.is_train else 1
         requests = rollout_requests(samples, n, phase, resources_id, self.rollout_config())
-        rollouts = await self._store_access.enqueue(requests)
+        rollouts = await self._source.enqueue(requests)
         seconds = self.rollout_deadline_seconds or self.llm_timeout_seconds
         self._batch = RunningBatch(
-            self._store_access,
-            self.llm_proxy.recorder,
-            self._call_filter,
-            Waiting(self._store_access, rollouts, self._stale, seconds),
+            self._source,
+            Waiting(self._source, rollouts, self._stale, seconds, self.runner_silent_seconds),
             {each.rollout_id: asked.input for each, asked in zip(rollouts, requests, strict=True)},
         )
 
@@ -315,6 +325,8 @@ class AgentModeDaemon:
         """
 
     def _take(self, outcome: Outcome) -> None:
+        if self.run_recorder is not None:
+            self.run_recorder.record(outcome.rollout, self.policy_version, is_train=self.is_train)
         self.rollout_finished(outcome)
         if self.is_train:
             self._rows.add(outcome)
@@ -349,6 +361,7 @@ class AgentModeDaemon:
             self._rows.counts + Counter(finished.counts),
             self.llm_proxy.recorder.counts,
             time.time() - finished.enqueued_at,
+            self.run_recorder.counts if self.run_recorder is not None else {},
         )
         try:
             batch = self._rows.build(max_prompt_length, max_response_length, device)

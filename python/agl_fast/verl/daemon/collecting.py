@@ -6,12 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agl_fast.verl.daemon.call_filter import CallFilter
-from agl_fast.verl.daemon.outcomes import SUCCEEDED, Outcome
-from agl_fast.verl.daemon.rewards import assign_rewards
-from agl_fast.verl.daemon.store_access import StoreAccess
-from agl_fast.verl.daemon.waiting import Finished, Waiting
-from agl_fast.verl.proxy import Recorder
+from agl_fast.verl.daemon.outcomes import Outcome
+from agl_fast.verl.daemon.sources import Source
+from agl_fast.verl.daemon.waiting import Waiting
 
 _PROGRESS_SECONDS = 10.0
 
@@ -28,15 +25,11 @@ class RunningBatch:
 
     def __init__(
         self,
-        store: StoreAccess,
-        recorder: Recorder,
-        call_filter: CallFilter | None,
+        source: Source,
         waiting: Waiting,
         samples: Mapping[str, dict[str, Any]],
     ) -> None:
-        self._store = store
-        self._recorder = recorder
-        self._call_filter = call_filter
+        self._source = source
         self._waiting = waiting
         self._samples = samples
         self._outcomes: dict[str, Outcome] = {}
@@ -68,17 +61,18 @@ class RunningBatch:
         said_at = time.monotonic()
         while self._waiting.rollout_ids:
             for finished in await self._waiting.next_finished():
-                self._outcomes[finished.rollout_id] = await self._outcome(finished)
+                sample = self._samples[finished.rollout_id]
+                outcome = await self._source.outcome(finished, sample)
+                self._outcomes[finished.rollout_id] = outcome
             self._hand_out(take)
             if verbose and time.monotonic() - said_at > _PROGRESS_SECONDS:
                 said_at = time.monotonic()
                 print(f"agl_fast: {len(self._outcomes)}/{len(self._samples)} rollouts finished")
 
     async def cancel(self) -> None:
-        """Cancel in the store what has not ended."""
+        """Give up what has not ended."""
         for rollout_id in self._waiting.rollout_ids:
-            await self._store.cancel(rollout_id)
-            self._recorder.discard(rollout_id)
+            await self._source.give_up(rollout_id)
 
     def _hand_out(self, take: Callable[[Outcome], None]) -> None:
         for rollout_id in list(self._samples)[self._n_handed_out :]:
@@ -86,30 +80,3 @@ class RunningBatch:
                 break
             take(self._outcomes[rollout_id])
             self._n_handed_out += 1
-
-    async def _outcome(self, finished: Finished) -> Outcome:
-        rollout_id = finished.rollout_id
-        sample = self._samples[rollout_id]
-        attempt = await self._store.latest_attempt(rollout_id)
-        if attempt is None:  # cancelled before anyone began it
-            return Outcome(rollout_id, sample["data_id"], sample, finished.status, [], None)
-        calls = self._recorder.take(rollout_id, attempt.attempt_id)
-        self._recorder.discard(rollout_id)
-        spans = await self._store.spans(rollout_id, attempt.attempt_id)
-        reward = assign_rewards(spans, calls)
-        # Only a whole trace can be held against the calls.
-        if self._call_filter is not None and finished.status == SUCCEEDED:
-            self._call_filter.apply(rollout_id, spans, calls)
-        # "failed" says less than what the attempt came to: timeout or unresponsive.
-        status = attempt.status if finished.status == "failed" else finished.status
-        return Outcome(
-            rollout_id,
-            sample["data_id"],
-            sample,
-            status,
-            [each.call for each in calls],
-            reward,
-            attempt.sequence_id - 1,
-            attempt.start_time - finished.queued_at,
-            finished.ended_at - attempt.start_time,
-        )

@@ -28,6 +28,7 @@ def run_metrics(
     counts: Mapping[str, int],
     proxy_counts: Mapping[str, int],
     wall_seconds: float,
+    recording_counts: Mapping[str, int],
 ) -> dict[str, float]:
     """``training/*`` numbers that a batch does not know.
 
@@ -36,6 +37,7 @@ def run_metrics(
         counts: of the daemon, named in ``training/{name}``.
         proxy_counts: of the recorder, named in ``training/proxy/{name}``.
         wall_seconds: from enqueueing until now.
+        recording_counts: of the run's recorder, named in ``training/recording/{name}``.
     """
     failed = Counter(each.status for each in outcomes if each.failed)
     metrics: dict[str, float] = {
@@ -47,6 +49,7 @@ def run_metrics(
     metrics |= {f"training/failed_rollouts/{status}": n for status, n in failed.items()}
     metrics |= {f"training/{name}": counts.get(name, 0) for name in _COUNTED}
     metrics |= {f"training/proxy/{name}": count for name, count in proxy_counts.items()}
+    metrics |= {f"training/recording/{name}": count for name, count in recording_counts.items()}
     for name, seconds in (
         ("queued", [each.queue_seconds for each in outcomes if each.queue_seconds is not None]),
         ("run", [each.seconds for each in outcomes if each.seconds is not None]),

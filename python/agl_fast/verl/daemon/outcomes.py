@@ -47,17 +47,28 @@ class Outcome:
         """Sampled tokens of all calls."""
         return sum(len(call.response_ids) for call in self.calls)
 
+    @property
+    def rollout(self) -> agl_fast.Rollout:
+        """As it ended."""
+        return agl_fast.Rollout(
+            self.rollout_id,
+            self.data_id,
+            self.calls,
+            self.reward,
+            status=self.status,
+            sample=self.sample,
+        )
+
     def training_rollout(self, failed_rollouts: FailedRollouts) -> agl_fast.Rollout | None:
         """The rollout as the batch takes it; None: it leaves its group."""
-        calls, reward = self.calls, self.reward
+        rollout = self.rollout
         if failed_rollouts == "skip":
-            if self.failed or not any(_can_be_trained(call) for call in calls):
+            if self.failed or not any(_can_be_trained(call) for call in self.calls):
                 return None
         elif self.failed:
-            calls, reward = [_without_reward(call) for call in calls], 0.0
-        return agl_fast.Rollout(
-            self.rollout_id, self.data_id, calls, reward, status=self.status, sample=self.sample
-        )
+            rollout.calls = [_without_reward(call) for call in self.calls]
+            rollout.reward = 0.0
+        return rollout
 
 
 def _without_reward(call: agl_fast.Call) -> agl_fast.Call:

@@ -39,6 +39,49 @@ def model_entry(model: str, address: str) -> dict[str, Any]:
     return {"model_name": model, "litellm_params": parameters}
 
 
+def check_arguments(
+    *,
+    mode: str,
+    store: Any,
+    train_rollout_n: int,
+    train_information: Mapping[str, Any],
+    failed_rollouts: str,
+    sampling: str,
+    llm_timeout_seconds: float,
+    rollout_deadline_seconds: float | None,
+    processor: Any,
+) -> None:
+    """Raise ValueError naming what is missing, or cannot work."""
+    if mode != "v1" or store is None:
+        raise ValueError(
+            f"mode={mode!r}, store={store!r}: only mode 'v1' with a LightningStore is "
+            "supported; run the algorithm in an agentlightning.Trainer, which brings a store"
+        )
+    if train_rollout_n < 1:
+        raise ValueError(f"train_rollout_n must be at least 1, got {train_rollout_n}")
+    if not train_information.get("model"):
+        raise ValueError(f"train_information names no model: {dict(train_information)}")
+    require_one_of("failed_rollouts", failed_rollouts, ("skip", "zero"))
+    require_one_of("sampling", sampling, ("enforce", "allow"))
+    require_positive("llm_timeout_seconds", llm_timeout_seconds)
+    if rollout_deadline_seconds is not None:
+        require_positive("rollout_deadline_seconds", rollout_deadline_seconds)
+    refuse_mrope(processor)
+
+
+def require_mode(mode: str, store: object, port: int | None) -> None:
+    """Raise ValueError where a mode lacks what it needs."""
+    require_one_of("mode", mode, ("v0", "v1"))
+    if mode == "v1" and store is None:
+        raise ValueError(
+            "mode='v1' needs a LightningStore as store; agentlightning.Trainer brings one"
+        )
+    if mode == "v0" and store is not None:
+        raise ValueError("mode='v0' has no store: give none, or mode='v1'")
+    if mode == "v0" and port is None:
+        raise ValueError("mode='v0' needs a port, where agents' clients ask for tasks")
+
+
 def require_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")

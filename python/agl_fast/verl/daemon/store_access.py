@@ -62,6 +62,21 @@ class StoreAccess:
         spans = await _ask(what, self._store.query_spans(rollout_id, attempt_id=attempt_id))
         return sorted(spans, key=lambda span: span.sequence_id)
 
+    async def workers(self) -> list[Any]:
+        """The runners that have given a sign of life, with the rollout that each has."""
+        try:
+            return list(await _ask("list the runners", self._store.query_workers()))
+        except RuntimeError as error:
+            if isinstance(error.__cause__, NotImplementedError):
+                return []  # a store of the user's may not know them
+            raise
+
+    async def give_up_attempt(self, rollout_id: str, attempt_id: str) -> None:
+        """Its runner is gone. The store fails or retries the rollout, as its configuration says."""
+        what = f"give up an attempt at rollout {rollout_id!r}"
+        update = self._store.update_attempt(rollout_id, attempt_id, status="unresponsive")
+        await _ask(what, update)
+
     async def cancel(self, rollout_id: str) -> None:
         what = f"cancel rollout {rollout_id!r}"
         await _ask(what, self._store.update_rollout(rollout_id, status="cancelled"))

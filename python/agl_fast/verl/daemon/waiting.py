@@ -8,9 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from agl_fast.verl.daemon.store_access import StoreAccess
+from agl_fast.verl.daemon.runners import SilentRunners
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,20 @@ class Finished:
     ended_at: float
 
 
+class RolloutSource(Protocol):
+    """Who knows what has become of rollouts: ``StoreAccess``, or a server of mode v0."""
+
+    async def finished(self, rollout_ids: list[str]) -> list[Any]: ...
+
+    async def rollout(self, rollout_id: str) -> Any: ...
+
+    async def workers(self) -> list[Any]: ...
+
+    async def give_up_attempt(self, rollout_id: str, attempt_id: str) -> None: ...
+
+    async def cancel(self, rollout_id: str) -> None: ...
+
+
 class Waiting:
     """Rollouts that were enqueued and have not ended.
 
@@ -46,18 +60,27 @@ class Waiting:
         stale: ids that an earlier batch gave up.
         seconds: a rollout that runs longer is cancelled. One that nobody has begun yet waits for
             others; if none runs, none ends and none begins for that long, the wait is over.
+        runner_silent_seconds: the attempt of a runner that gives no sign of life for so long is
+            given up. None: never.
 
     Attributes:
-        counts: rollouts that the store named without being asked: ``stale`` and ``unknown``.
+        counts: rollouts that the store named without being asked: ``stale``, of an earlier batch
+            or named again, and ``unknown``.
     """
 
     def __init__(
-        self, store: StoreAccess, rollouts: Sequence[Any], stale: set[str], seconds: float
+        self,
+        store: RolloutSource,
+        rollouts: Sequence[Any],
+        stale: set[str],
+        seconds: float,
+        runner_silent_seconds: float | None,
     ) -> None:
         self._store = store
         self._queued_at = {each.rollout_id: each.start_time for each in rollouts}
         self._running_since: dict[str, float] = {}
-        self._stale = stale
+        self._stale = set(stale)
+        self._silent_runners = SilentRunners(runner_silent_seconds)
         self._seconds = seconds
         self._look_seconds = min(max(seconds / 20, _SHORTEST_LOOK), _LONGEST_LOOK)
         self._next_look = self._moved_at = self._warned_at = time.monotonic()
@@ -99,6 +122,7 @@ class Waiting:
         if time.monotonic() < self._next_look:
             return []
         await self._find_begun()
+        await self._give_up_attempts_of_silent_runners()
         self._next_look = time.monotonic() + self._look_seconds
         now = time.time()
         overdue = [
@@ -123,6 +147,21 @@ class Waiting:
                     self._running_since[rollout_id] = attempt.start_time
                     self._moved_at = time.monotonic()
 
+    async def _give_up_attempts_of_silent_runners(self) -> None:
+        if self._silent_runners.seconds is None:
+            return
+        for worker in self._silent_runners.among(await self._store.workers()):
+            if worker.current_rollout_id not in self._queued_at or not worker.current_attempt_id:
+                continue
+            logger.warning(
+                "Runner %s has given no sign of life for %g s: its attempt at rollout %s is given "
+                "up.",
+                worker.worker_id,
+                self._silent_runners.seconds,
+                worker.current_rollout_id,
+            )
+            await self._store.give_up_attempt(worker.current_rollout_id, worker.current_attempt_id)
+
     def _require_progress(self) -> None:
         now = time.monotonic()
         still = now - self._moved_at
@@ -137,7 +176,14 @@ class Waiting:
                 n_left - n_running,
                 self._seconds,
             )
-        if not n_running and still > self._seconds:
+        if n_running:
+            return
+        if self._silent_runners.are_all and still > (self._silent_runners.seconds or 0.0):
+            raise TimeoutError(
+                f"no runner is left for {n_left} queued rollouts: none has given a sign of life "
+                f"for {self._silent_runners.seconds:g} s"
+            )
+        if still > self._seconds:
             raise TimeoutError(
                 f"no runner took any of {n_left} queued rollouts within "
                 f"{self._seconds:g} s: are there runners, and are they stuck in other rollouts?"
@@ -146,4 +192,5 @@ class Waiting:
     def _take(self, rollout_id: str, status: str, ended_at: float | None) -> Finished:
         self._running_since.pop(rollout_id, None)
         queued_at = self._queued_at.pop(rollout_id)
+        self._stale.add(rollout_id)
         return Finished(rollout_id, status, queued_at, ended_at or time.time())

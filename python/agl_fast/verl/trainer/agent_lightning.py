@@ -21,6 +21,7 @@ from agl_fast.verl.credit import credit_assignment
 from agl_fast.verl.daemon import AgentModeDaemon, ValidatedRollout, validation_metrics
 from agl_fast.verl.trainer.datasets import columns_of, repeated
 from agl_fast.verl.trainer.metrics import configured_widths
+from agl_fast.verl.trainer.run_recording import padding_token_id, run_recorder
 from agl_fast.verl.trainer.step import PpoStep, ppo_step
 from agl_fast.verl.trainer.timing import timed
 from agl_fast.verl.trainer.watch import ServersAlive, WorkersAlive, sync_seconds, watched
@@ -257,7 +258,7 @@ class AgentLightningTrainer(RayPPOTrainer):
         """The daemon, made with Agent-lightning 0.3's keywords, and with ours if it takes them."""
         ours = self.config.agentlightning
         rollout = self.config.actor_rollout_ref.rollout
-        pad_token_id = self.tokenizer.pad_token_id
+        pad_token_id = padding_token_id(self.tokenizer)
         keywords: dict[str, Any] = {
             "train_information": {
                 "model": self.config.actor_rollout_ref.model.path,
@@ -267,7 +268,7 @@ class AgentLightningTrainer(RayPPOTrainer):
             },
             "tokenizer": self.tokenizer,
             "mini_batch_size": self.config.actor_rollout_ref.actor.ppo_mini_batch_size,
-            "pad_token_id": self.tokenizer.eos_token_id if pad_token_id is None else pad_token_id,
+            "pad_token_id": pad_token_id,
             "reward_fillna_value": ours.reward_fillna_value,
             "llm_timeout_seconds": ours.llm_timeout_seconds,
             "mode": "v1",
@@ -289,6 +290,7 @@ class AgentLightningTrainer(RayPPOTrainer):
             "proxy_settings": OmegaConf.to_container(ours.proxy, resolve=True),
             "credit": credit_assignment(ours),
             "check": self.check_while_sampling,
+            "run_recorder": run_recorder(self.config, pad_token_id),
         }
         taken = _those_taken(self.daemon_cls, further)
         if "credit" not in taken and (ours.rollout_hook is not None or ours.credit != "identical"):

@@ -1,0 +1,106 @@
+"""Rollouts of mode v0: tasks that clients take, and the triplets that they post."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentlightning import LLM
+
+from agl_fast.batch.calls import Rollout
+from agl_fast.verl.daemon.legacy_server import LegacyServer
+from agl_fast.verl.daemon.outcomes import Outcome
+from agl_fast.verl.daemon.waiting import Finished
+from agl_fast.verl.proxy.llm_proxy import LLMProxy
+
+_NO_IDS = (
+    "rollout {rollout_id!r}: none of the {n} triplets that its client posted has token ids. The "
+    "client's tracer takes them from the answers (prompt_token_ids, token_ids), which have them "
+    "where the server knows return_token_ids, as vLLM does since 0.10.2, and where the agent "
+    "does not stream"
+)
+
+
+class LegacySource:
+    """Agent-lightning's server of mode v0: the tokens are those of the triplets that are posted.
+
+    Its tasks have no attempts: whoever does not post in time loses the task to the next client,
+    and the first post counts.
+    """
+
+    def __init__(self, server: LegacyServer, llm_proxy: LLMProxy) -> None:
+        self._server = server
+        self._llm_proxy = llm_proxy
+        self._policy_version = 0
+
+    def start(self) -> None:
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    async def set_up(self, model: str, sampling: Mapping[str, Any], policy_version: int) -> str:
+        self._policy_version = policy_version
+        proxied = self._llm_proxy.as_resource(model=model)
+        main_llm = LLM(
+            endpoint=f"{proxied.get_base_url(None, None)}/v1",
+            model=model,
+            api_key=proxied.api_key,
+            sampling_parameters=dict(sampling),
+        )
+        return await self._server.publish({"main_llm": main_llm})
+
+    async def enqueue(self, requests: Sequence[Any]) -> list[Any]:
+        return await self._server.enqueue(requests)
+
+    async def finished(self, rollout_ids: list[str]) -> list[Any]:
+        return await self._server.take_posted()
+
+    async def rollout(self, rollout_id: str) -> Any:
+        return self._server.task(rollout_id)
+
+    async def workers(self) -> list[Any]:
+        return []  # clients give no sign of life
+
+    async def give_up_attempt(self, rollout_id: str, attempt_id: str) -> None:
+        raise NotImplementedError("tasks have no attempts")
+
+    async def cancel(self, rollout_id: str) -> None:
+        self._server.withdraw(rollout_id)
+
+    async def give_up(self, rollout_id: str) -> None:
+        self._server.forget(rollout_id)
+
+    async def outcome(self, finished: Finished, sample: Mapping[str, Any]) -> Outcome:
+        rollout_id, data_id = finished.rollout_id, sample["data_id"]
+        task = self._server.task(rollout_id)
+        begun = task.attempt
+        posted = task.posted
+        self._server.forget(rollout_id)
+        triplets = [] if posted is None else posted.triplets or []
+        if triplets and not any(map(_has_ids, triplets)):
+            raise ValueError(_NO_IDS.format(rollout_id=rollout_id, n=len(triplets)))
+        calls = Rollout.from_triplets(rollout_id, data_id, triplets).calls
+        for call in calls:
+            call.policy_version = self._policy_version
+        reward = None if posted is None else posted.final_reward
+        return Outcome(
+            rollout_id,
+            data_id,
+            sample,
+            finished.status,
+            calls,
+            None if reward is None or math.isnan(reward) else reward,
+            0 if begun is None else begun.sequence_id - 1,
+            None if begun is None else begun.start_time - finished.queued_at,
+            None if begun is None else finished.ended_at - begun.start_time,
+        )
+
+
+def _has_ids(triplet: Any) -> bool:
+    """Whether it has any, also of a prompt alone: an answer may be empty."""
+    return any(
+        isinstance(part, Mapping) and bool(part.get("token_ids"))
+        for part in (triplet.prompt, triplet.response)
+    )

@@ -1,0 +1,53 @@
+"""Where rollouts are enqueued, and where what became of them is found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from agentlightning import LightningStore
+
+from agl_fast.verl.daemon.call_filter import CallFilter
+from agl_fast.verl.daemon.legacy_server import LegacyServer
+from agl_fast.verl.daemon.legacy_source import LegacySource
+from agl_fast.verl.daemon.outcomes import Outcome
+from agl_fast.verl.daemon.store_source import StoreSource
+from agl_fast.verl.daemon.waiting import Finished, RolloutSource
+from agl_fast.verl.proxy.llm_proxy import LOOPBACK, LLMProxy
+
+
+class Source(RolloutSource, Protocol):
+    """Of one daemon, for one batch of samples after another."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    async def set_up(
+        self, model: str, sampling: Mapping[str, Any], policy_version: int
+    ) -> str: ...  # the id of the resources under which agents find the model
+
+    async def enqueue(self, requests: Sequence[Any]) -> list[Any]: ...
+
+    async def outcome(self, finished: Finished, sample: Mapping[str, Any]) -> Outcome: ...
+
+    async def give_up(self, rollout_id: str) -> None: ...
+
+
+def source_of(
+    store: LightningStore | None,
+    adapter: Any,
+    llm_proxy: LLMProxy,
+    port: int | None,
+    host: str | None,
+    task_timeout_seconds: float,
+) -> Source:
+    """The store; where there is none, mode v0's server on host and port.
+
+    Raises:
+        TypeError: the adapter is no TraceToTripletBase.
+    """
+    if store is not None:
+        return StoreSource(store, llm_proxy, CallFilter.of(adapter))
+    assert port is not None
+    return LegacySource(LegacyServer(host or LOOPBACK, port, task_timeout_seconds), llm_proxy)

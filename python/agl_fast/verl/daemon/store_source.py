@@ -1,0 +1,66 @@
+"""Rollouts of mode v1: those of Agent-lightning's store, with the calls that the proxy recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentlightning import LightningStore
+
+from agl_fast.verl.daemon.call_filter import CallFilter
+from agl_fast.verl.daemon.outcomes import SUCCEEDED, Outcome
+from agl_fast.verl.daemon.rewards import assign_rewards
+from agl_fast.verl.daemon.store_access import StoreAccess
+from agl_fast.verl.daemon.waiting import Finished
+from agl_fast.verl.proxy.llm_proxy import LLMProxy
+
+
+class StoreSource(StoreAccess):
+    """Agent-lightning's store, and the proxy that recorded the calls."""
+
+    def __init__(
+        self, store: LightningStore, llm_proxy: LLMProxy, call_filter: CallFilter | None
+    ) -> None:
+        super().__init__(store)
+        self._llm_proxy = llm_proxy
+        self._call_filter = call_filter
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    async def set_up(self, model: str, sampling: Mapping[str, Any], policy_version: int) -> str:
+        main_llm = self._llm_proxy.as_resource(model=model, sampling_parameters=dict(sampling))
+        return await self.add_resources({"main_llm": main_llm})
+
+    async def give_up(self, rollout_id: str) -> None:
+        """Cancel it, and forget its calls."""
+        await self.cancel(rollout_id)
+        self._llm_proxy.recorder.discard(rollout_id)
+
+    async def outcome(self, finished: Finished, sample: Mapping[str, Any]) -> Outcome:
+        rollout_id = finished.rollout_id
+        attempt = await self.latest_attempt(rollout_id)
+        if attempt is None:  # cancelled before anyone began it
+            return Outcome(rollout_id, sample["data_id"], sample, finished.status, [], None)
+        recorder = self._llm_proxy.recorder
+        calls = recorder.take(rollout_id, attempt.attempt_id)
+        recorder.discard(rollout_id)
+        spans = await self.spans(rollout_id, attempt.attempt_id)
+        reward = assign_rewards(spans, calls)
+        # Only a whole trace can be held against the calls.
+        if self._call_filter is not None and finished.status == SUCCEEDED:
+            self._call_filter.apply(rollout_id, spans, calls)
+        # "failed" says less than what the attempt came to: timeout or unresponsive.
+        status = attempt.status if finished.status == "failed" else finished.status
+        return Outcome(
+            rollout_id,
+            sample["data_id"],
+            sample,
+            status,
+            [each.call for each in calls],
+            reward,
+            attempt.sequence_id - 1,
+            attempt.start_time - finished.queued_at,
+            finished.ended_at - attempt.start_time,
+        )
