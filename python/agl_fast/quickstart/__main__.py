@@ -131,7 +131,7 @@ def train(console: Console, run_folder: Path, model: str | None, steps: int, see
                 "poll_interval": 0.2,
                 "interval_jitter": 0.1,
             },
-            # The default tracer instruments openai, and fails where an answer has token ids.
+            # The default one records every call of openai, too; VERL's proxy does that already.
             tracer=agl.OtelTracer(),
             strategy={"type": "cs", "server_port": free_port()},
         ).fit(
