@@ -80,6 +80,7 @@ class Loop(AgentLightningTrainer):
                     "rollout": {"n": 3, "val_kwargs": {"n": settings.pop("val_n", 1)}},
                 },
                 "global_profiler": {"steps": None},
+                "agentlightning": {"trace_aggregator": {"level": "trajectory"}},
             }
         )
         self.events: list[Any] = []
@@ -94,6 +95,7 @@ class Loop(AgentLightningTrainer):
         )
         self.actor_rollout_wg = SimpleNamespace(workers=[])
         self.synced_steps = 0
+        self.token_metrics = {"training/tokens/sampled": 10, "training/tokens/trained": 10}
 
     def _load_checkpoint(self) -> None:
         self.global_steps = self.saved_step
@@ -103,7 +105,7 @@ class Loop(AgentLightningTrainer):
 
     def sample(self, columns: Any) -> Any:
         self.events.append(("sample", self.synced_steps))
-        return None, {"training/reward": 0.5}
+        return None, {"training/reward": 0.5, **self.token_metrics}
 
     def learn(self, batch: Any, *, n_rollouts: int) -> Any:
         self.events.append(("learn", n_rollouts))
@@ -202,6 +204,27 @@ def test_a_run_that_fails_stops_the_daemon_and_says_so_to_the_loggers(logged, mo
         loop.fit()
     assert loop.events[-1] == "stop"
     assert logged == [(-1, {"exit_code": 1})]
+
+
+def test_a_run_ends_with_where_its_tokens_went(logged, capsys, caplog):
+    loop = Loop(val_before_train=False, total_training_steps=2)
+    loop.fit()
+    assert (
+        "agl_fast: 2 steps sampled 20 tokens in 0 calls: 100.0% trained." in capsys.readouterr().out
+    )
+    assert not caplog.records
+
+
+def test_tokens_lost_to_limits_are_a_warning_with_what_would_fit(logged, caplog):
+    loop = Loop(val_before_train=False, total_training_steps=1)
+    loop.token_metrics |= {
+        "training/tokens/trained": 8,
+        "training/tokens/truncated": 2,
+        "training/limits_that_fit/max_response_length": 77,
+    }
+    loop.fit()
+    assert "Limits took 20.0% of the tokens" in caplog.text
+    assert "agentlightning.trace_aggregator.trajectory_max_response_length=77" in caplog.text
 
 
 def test_the_daemon_is_made_as_the_configuration_says():

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 
 import agl_fast
+from agl_fast.batch.fitting import fitting_limits
+from agl_fast.batch.options import Options
+from agl_fast.batch.summary import FITTING
 from agl_fast.verl.credit import CreditAssignment, NamedHook
 from agl_fast.verl.daemon.mismatch_log import MismatchLog
 from agl_fast.verl.daemon.outcomes import FailedRollouts, Outcome
@@ -120,12 +123,30 @@ class TrainingRows:
             self._builder = self._new_builder(**limits)
             self._builder.add_many(self._kept)
         batch = self._builder.finish()
+        if _took_tokens(batch.accounting):
+            batch.metrics.update(self._fitting_limits(max_prompt_length))
         if self._mismatch_log is not None:
             self._mismatch_log.write(batch.mismatches, self._kept)
         if self._options["level"] == "transition" and not self._said_savings:
             self._said_savings = True
             self._say_savings(batch)
         return batch
+
+    def _fitting_limits(self, max_prompt_length: int) -> dict[str, float]:
+        """As metrics: what would have cut nothing."""
+        options = Options(**self._options, max_prompt_length=1, max_response_length=1)
+        fitting = fitting_limits(
+            self._kept,
+            level=options.level,
+            spill_from=None if options.drops_overlong else max_prompt_length,
+        )
+        limits = {
+            "max_prompt_length": fitting.max_prompt_length,
+            "max_response_length": fitting.max_response_length,
+        }
+        if options.max_total_length is not None:
+            limits["max_total_length"] = fitting.max_total_length
+        return {f"{FITTING}{name}": value for name, value in limits.items()}
 
     def _new_builder(self, **limits: Any) -> agl_fast.BatchBuilder:
         return agl_fast.BatchBuilder(**self._options, **limits)
@@ -146,3 +167,9 @@ class TrainingRows:
             f"step; level trajectory would have forwarded {then} in {len(merged)} "
             f"({1 - then / now:.0%} less), from the same calls"
         )
+
+
+def _took_tokens(accounting: agl_fast.Accounting) -> bool:
+    """Whether a limit did."""
+    reasons = accounting.dropped_by_reason
+    return bool(accounting.truncated or reasons["overlong_prompt"] or reasons["truncated_rollout"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pprint import pprint
@@ -21,11 +22,13 @@ from agl_fast.verl.credit import credit_assignment
 from agl_fast.verl.daemon import AgentModeDaemon, ValidatedRollout, validation_metrics
 from agl_fast.verl.trainer.datasets import columns_of, repeated
 from agl_fast.verl.trainer.metrics import configured_widths
-from agl_fast.verl.trainer.run_recording import padding_token_id, run_recorder
+from agl_fast.verl.trainer.run_recording import padding_token_id, run_recorder, token_summary
 from agl_fast.verl.trainer.step import PpoStep, ppo_step
 from agl_fast.verl.trainer.timing import timed
 from agl_fast.verl.trainer.watch import ServersAlive, WorkersAlive, sync_seconds, watched
 from agl_fast.verl.trainer.workers import WorkerGroups
+
+logger = logging.getLogger(__name__)
 
 UPDATE_SECONDS = 4 * 3600.0
 CHECKPOINT_SECONDS = 3600.0
@@ -40,7 +43,7 @@ class AgentLightningTrainer(RayPPOTrainer):
     `sample`, `learn`, `sync_weights` and `validate`.
 
     Args:
-        store, llm_proxy, adapter: Agent-lightning's, for the daemon.
+        store, llm_proxy, adapter: Agent-lightning's, for the daemon. No store: mode v0.
         daemon_cls: makes the daemon; `AgentModeDaemon`, or a class with its methods.
         train_dataset, val_dataset: samples as dictionaries, by index. Without a val_dataset there
             is no validation.
@@ -92,6 +95,7 @@ class AgentLightningTrainer(RayPPOTrainer):
             default_backend=self.config.trainer.logger,
             config=OmegaConf.to_container(self.config, resolve=True),
         )
+        self.token_summary = token_summary(self.config)
         exit_code = 1
         try:
             self.global_steps = 0
@@ -105,6 +109,7 @@ class AgentLightningTrainer(RayPPOTrainer):
             finally:
                 if hasattr(self.agent_mode_daemon, "stop"):
                     self.agent_mode_daemon.stop()
+                self._say_where_tokens_went()
             exit_code = 0
         finally:
             self._shutdown_dump_executor()
@@ -128,6 +133,7 @@ class AgentLightningTrainer(RayPPOTrainer):
                         return
                     self.global_steps += 1
                     metrics = self._train_step(columns)
+                    self.token_summary.add(metrics)
                     metrics |= {
                         "training/global_step": self.global_steps,
                         "training/epoch": epoch,
@@ -254,6 +260,12 @@ class AgentLightningTrainer(RayPPOTrainer):
         self.servers_alive()
         self.workers_alive()
 
+    def _say_where_tokens_went(self) -> None:
+        if self.token_summary.is_noteworthy:
+            logger.warning("%s", self.token_summary)
+        elif self.token_summary.n_steps:
+            print(f"agl_fast: {self.token_summary}")
+
     def make_daemon(self) -> Any:
         """The daemon, made with Agent-lightning 0.3's keywords, and with ours if it takes them."""
         ours = self.config.agentlightning
@@ -271,7 +283,7 @@ class AgentLightningTrainer(RayPPOTrainer):
             "pad_token_id": pad_token_id,
             "reward_fillna_value": ours.reward_fillna_value,
             "llm_timeout_seconds": ours.llm_timeout_seconds,
-            "mode": "v1",
+            "mode": "v1" if self.store is not None else "v0",
             "llm_proxy": self.llm_proxy,
             "store": self.store,
             "adapter": self.adapter,
@@ -281,6 +293,7 @@ class AgentLightningTrainer(RayPPOTrainer):
         }
         further: dict[str, Any] = {
             "rollout_deadline_seconds": ours.rollout_deadline_seconds,
+            "runner_silent_seconds": ours.runner_silent_seconds,
             "failed_rollouts": ours.failed_rollouts,
             "sampling": ours.sampling,
             "validation_sampling": {

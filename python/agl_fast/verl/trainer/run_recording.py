@@ -1,9 +1,10 @@
-"""What a run says of its recordings."""
+"""What a run writes down and says of its rollouts."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from agl_fast.batch.summary import TokenSummary
 from agl_fast.recording import RunRecorder
 from agl_fast.verl.config import differences
 from agl_fast.verl.trainer.metrics import configured_widths
@@ -41,3 +42,13 @@ def padding_token_id(tokenizer: Any) -> int:
     """The tokenizer's, or where it has none, the id that ends a text."""
     own = tokenizer.pad_token_id
     return int(tokenizer.eos_token_id if own is None else own)
+
+
+def token_summary(config: Any) -> TokenSummary:
+    """Of a run that begins; it names limits as the configuration does."""
+    level = config.agentlightning.trace_aggregator.level
+    prefix = "data."
+    if level != "transition":
+        prefix = "agentlightning.trace_aggregator.trajectory_"
+    names = ("max_prompt_length", "max_response_length", "max_total_length")
+    return TokenSummary(level, {name: f"{prefix}{name}" for name in names})
