@@ -19,7 +19,6 @@ PACKAGE = ROOT / "python" / "agl_fast"
 PAGES = sorted(DOCS.glob("*.md"))
 LINKING = [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]
 
-FENCE = re.compile(r"^( *)(```+|:::+)(.*?)\n(.*?)^\1\2\n", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 CODE = re.compile(r"`([^`]+)`")
