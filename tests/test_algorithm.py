@@ -87,10 +87,38 @@ def test_validating_only_needs_samples(runs: list[Any], adapter: Adapter) -> Non
     assert runs == []
 
 
-def test_run_needs_a_store(runs: list[Any]) -> None:
+def test_mode_v1_needs_a_store(runs: list[Any]) -> None:
     with pytest.raises(ValueError, match=r"[Ss]tore"):
-        agl_fast.VERL(documented()).run(range(16), range(2))
+        agl_fast.VERL(documented(agentlightning={"mode": "v1"})).run(range(16), range(2))
     assert runs == []
+
+
+def test_without_a_store_the_mode_is_v0(runs: list[Any]) -> None:
+    algorithm = agl_fast.VERL(documented())
+    trainer = Adapter()  # as Agent-lightning's legacy trainer, it has no strategy
+    algorithm.set_trainer(trainer)
+    algorithm.run(range(16), range(2))
+    (run,) = runs
+    assert (run["store"], run["llm_proxy"], run["adapter"]) == (None, None, None)
+
+
+def test_mode_v0_leaves_the_store_alone(runs: list[Any], adapter: Adapter) -> None:
+    make_algorithm(adapter, documented(agentlightning={"mode": "v0"})).run(range(16), range(2))
+    assert runs[0]["store"] is None
+
+
+@pytest.mark.parametrize(
+    ("proxy", "endpoint"),
+    [
+        ({}, "http://127.0.0.1:9999"),
+        ({"host": "0.0.0.0", "api_key": "k", "advertise_host": "trainer"}, "http://trainer:9999"),
+    ],
+)
+def test_a_client_finds_the_server_of_mode_v0(proxy: dict[str, Any], endpoint: str) -> None:
+    algorithm = agl_fast.VERL(documented(agentlightning={"proxy": proxy}))
+    with pytest.warns(DeprecationWarning, match=r"VERL\.get_client is deprecated"):
+        client = algorithm.get_client()
+    assert client.endpoint == endpoint
 
 
 def test_several_llms_are_refused_and_other_resources_said_to_be_left_out(

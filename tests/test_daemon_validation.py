@@ -188,8 +188,9 @@ class QwenProcessor:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mode": "v0"}, "only mode 'v1'"),
-        ({"store": None}, "only mode 'v1' with a LightningStore"),
+        ({"mode": "v0"}, "mode='v0' has no store"),
+        ({"store": None}, "needs a LightningStore"),
+        ({"runner_silent_seconds": 0}, "runner_silent_seconds must be more than 0"),
         ({"train_rollout_n": 0}, "train_rollout_n"),
         ({"train_information": {"temperature": 1.0}}, "names no model"),
         ({"failed_rollouts": "drop"}, "failed_rollouts must be one of skip, zero; got 'drop'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,10 +11,12 @@ from typing import Any
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 from agentlightning.algorithm import Algorithm
+from agentlightning.client import AgentLightningClient
 from agentlightning.execution import SharedMemoryExecutionStrategy
 from agentlightning.types import LLM
 from omegaconf import DictConfig
 
+from agl_fast.verl.addresses import routable_address, url_host
 from agl_fast.verl.config import compose
 from agl_fast.verl.span_export import send_spans_to_the_store
 
@@ -47,6 +50,9 @@ class VERL(Algorithm):
     and the algorithm in the main one. With the strategy `shm` there can be one runner only, as
     Agent-lightning's tracer follows one rollout at a time in a process; give it
     `main_thread="algorithm"` too, because a thread cannot be interrupted when a server dies.
+
+    Without a store, or with `agentlightning.mode=v0`, agents ask a server on `agentlightning.port`
+    for tasks (Agent-lightning's legacy mode v0, deprecated): see `get_client`.
 
     Args:
         config: laid over verl's `ppo_trainer` defaults and `agl_fast/verl/config.yaml`, which
@@ -89,14 +95,17 @@ class VERL(Algorithm):
 
         Raises:
             ValueError: there are fewer samples than `data.train_batch_size`, or nothing to
-                validate on though `trainer.val_only` is set, or no store; there are several LLMs,
-                or several runners in one process.
+                validate on though `trainer.val_only` is set; there are several LLMs, or several
+                runners in one process; the mode is v1 and there is no store.
+            OSError: the mode is v0, and `agentlightning.port` is taken.
         """
         config = self.config.copy()
         _require_samples(config, train_dataset)
-        _require_one_llm(self.get_initial_resources() or {})
-        if self._trainer_ref is not None:
-            _require_one_runner_a_process(self.get_trainer().strategy)
+        is_legacy = self._is_legacy()
+        if not is_legacy:
+            _require_one_llm(self.get_initial_resources() or {})
+            if self._trainer_ref is not None:
+                _require_one_runner_a_process(self.get_trainer().strategy)
         for line in self.notices:
             print(f"agl_fast: {line}")
         if val_dataset is None or len(val_dataset) == 0:
@@ -111,12 +120,35 @@ class VERL(Algorithm):
             config=config,
             train_dataset=train_dataset,
             val_dataset=val_dataset,
-            store=self.get_store(),
-            llm_proxy=self.get_llm_proxy(),
-            adapter=self.get_adapter(),
+            store=None if is_legacy else self.get_store(),
+            llm_proxy=None if is_legacy else self.get_llm_proxy(),
+            adapter=None if is_legacy else self.get_adapter(),
             trainer_cls=self.trainer_cls,
             daemon_cls=self.daemon_cls,
         )
+
+    def get_client(self) -> AgentLightningClient:
+        """A client of the server that a run in mode v0 serves on `agentlightning.port`.
+
+        It takes tasks and posts rollouts, whose triplets must carry token ids: there, no call names
+        its rollout. Deprecated since Agent-lightning 0.2; run agents in an
+        `agentlightning.Trainer`.
+        """
+        warnings.warn(
+            "VERL.get_client is deprecated: run the agent in an agentlightning.Trainer, which "
+            "brings a store",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        ours = self.config.agentlightning
+        host = ours.proxy.advertise_host or routable_address(ours.proxy.host)
+        return AgentLightningClient(endpoint=f"http://{url_host(host)}:{ours.port}")
+
+    def _is_legacy(self) -> bool:
+        mode = self.config.agentlightning.mode
+        if mode is None:
+            return self._store is None
+        return bool(mode == "v0")
 
 
 def _require_samples(config: DictConfig, train_dataset: Any) -> None:

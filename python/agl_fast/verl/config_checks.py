@@ -29,6 +29,7 @@ AT_LEAST_ONE = (
 ABOVE_ZERO = (
     "agentlightning.llm_timeout_seconds",
     "agentlightning.rollout_deadline_seconds",
+    "agentlightning.runner_silent_seconds",
     "actor_rollout_ref.rollout.temperature",  # the actor divides logits by it
 )
 PORTS = ("agentlightning.port", "agentlightning.proxy.port")

@@ -35,10 +35,12 @@ class TraceAggregatorKeys:
 class AgentLightningKeys:
     """`agentlightning`."""
 
+    mode: Literal["v0", "v1"] | None
     port: int
     reward_fillna_value: float
     llm_timeout_seconds: float
     rollout_deadline_seconds: float | None
+    runner_silent_seconds: float | None
     failed_rollouts: Literal["skip", "zero"]
     rollout_hook: str | None
     credit: Literal["identical", "last_call", "discounted", "per_call"]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
-# Importing agentlightning imports litellm, which would look for a price list on the internet.
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+# First: it keeps litellm, which agentlightning imports, quiet and off the internet.
+import agl_fast.verl.proxy.llm_proxy  # noqa: F401  # isort: skip
 
 from agl_fast.verl.daemon.agent_mode import AgentModeDaemon
 from agl_fast.verl.daemon.outcomes import Outcome

@@ -10,10 +10,6 @@ from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
-
-# First: it keeps litellm, which agentlightning imports, off the internet.
-from agl_fast.verl.proxy.llm_proxy import LLMProxy  # isort: skip
-
 from agentlightning import LightningStore
 from agentlightning.types import RolloutConfig
 from verl import DataProto
@@ -30,9 +26,10 @@ from agl_fast.verl.daemon.samples import rollout_requests, samples_of
 from agl_fast.verl.daemon.settings import (
     check_arguments,
     model_entry,
+    proxy_for,
     sampling_policies,
 )
-from agl_fast.verl.daemon.store_access import StoreAccess
+from agl_fast.verl.daemon.sources import source_of
 from agl_fast.verl.daemon.validation import ValidatedRollout, validation_metrics
 from agl_fast.verl.daemon.waiting import Waiting
 
@@ -71,8 +68,7 @@ class AgentModeDaemon:
         llm_timeout_seconds: the longest a call may take; the store also gives up a rollout that
             runs or says nothing for so long (``rollout_config``).
         mode: ``v1``: rollouts go through the store. ``v0``, deprecated: an ``AgentLightningServer``
-            on ``port`` gives them to ``AgentLightningClient``s. Nobody there names the rollout of a
-            call, so the tokens are those of the triplets that clients post.
+            gives them to clients, and the tokens are those of the triplets that these post.
         llm_proxy: a stock proxy is replaced, with a warning. None, or mode ``v0``: one is made.
         store: Agent-lightning's; safe to use from several threads. Mode ``v0`` has none.
         adapter: Agent-lightning's default, or none: every recorded call counts. Another one: those
@@ -83,8 +79,8 @@ class AgentModeDaemon:
             ``debug``, ``trajectory_max_total_length``, … of ``agl_fast/verl/config.yaml``.
         rollout_deadline_seconds: a rollout that runs longer is cancelled in the store, and has
             failed. None: ``llm_timeout_seconds``.
-        runner_silent_seconds: a runner that gives no sign of life for so long is gone; the store
-            fails or retries its rollout. None: never.
+        runner_silent_seconds: the store gives up the attempt of a runner that gave no sign of life
+            for so long. None: never.
         failed_rollouts: ``skip``: rollouts that failed or made no call that can be trained on
             leave their group; ``zero``: one that failed counts in its group with reward 0.
         sampling: ``enforce``: training samples as ``train_information`` says, whatever agents ask
@@ -140,15 +136,16 @@ class AgentModeDaemon:
         check_arguments(
             mode=mode,
             store=store,
+            port=port,
             train_rollout_n=train_rollout_n,
             train_information=train_information,
             failed_rollouts=failed_rollouts,
             sampling=sampling,
             llm_timeout_seconds=llm_timeout_seconds,
             rollout_deadline_seconds=rollout_deadline_seconds,
+            runner_silent_seconds=runner_silent_seconds,
             processor=processor,
         )
-        assert store is not None
 
         self.port = port
         self.train_rollout_n = train_rollout_n
@@ -168,12 +165,7 @@ class AgentModeDaemon:
         self.failed_rollouts = failed_rollouts
         self.store = store
         settings = {"timeout_seconds": llm_timeout_seconds, **(proxy_settings or {})}
-        if store is None:
-            self.llm_proxy = LLMProxy(mode="v0", **settings)
-        else:
-            self.llm_proxy = LLMProxy.in_place_of(llm_proxy, store=store, **settings)
-            if self.llm_proxy.get_store() is None:
-                self.llm_proxy.set_store(store)
+        self.llm_proxy = proxy_for(store, llm_proxy, settings)
         self.check = check
         self.run_recorder = run_recorder
         self.policy_version = 0
@@ -205,10 +197,9 @@ class AgentModeDaemon:
         self._stale: set[str] = set()
 
     def start(self) -> None:
-        """Start the daemon's thread, and mode ``v0``'s server. The proxy starts with the data.
+        """Start the daemon's thread, and mode ``v0``'s server (OSError: its port cannot be bound).
 
-        Raises:
-            OSError: the server's port cannot be bound.
+        The proxy starts with the first data.
         """
         if self._loop is None:
             self._source.start()
@@ -271,9 +262,8 @@ class AgentModeDaemon:
     async def _set_up(self, samples: list[dict[str, Any]], server_addresses: list[str]) -> None:
         if server_addresses != self._server_addresses:
             model = self.train_information["model"]
-            self.llm_proxy.update_model_list(
-                [model_entry(model, each) for each in server_addresses]
-            )
+            entries = [model_entry(model, each) for each in server_addresses]
+            self.llm_proxy.update_model_list(entries)
             self._server_addresses = server_addresses
         if not self.llm_proxy.is_running():
             await self.llm_proxy.start()
@@ -282,9 +272,8 @@ class AgentModeDaemon:
         policy = self._policies[phase]
         self.llm_proxy.recorder.reset_counts()
         self.llm_proxy.begin(phase, self.policy_version, policy)
-        sampling = {"temperature": policy.temperature}
         resources_id = await self._source.set_up(
-            self.train_information["model"], sampling, self.policy_version
+            self.train_information["model"], policy.temperature, self.policy_version
         )
         n = self.train_rollout_n if self.is_train else 1
         requests = rollout_requests(samples, n, phase, resources_id, self.rollout_config())

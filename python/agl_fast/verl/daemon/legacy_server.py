@@ -104,7 +104,7 @@ class _Tasks(ServerDataStore):
         await self.retrieve_rollout(rollout.rollout_id)
 
 
-class _Server(AgentLightningServer):  # type: ignore[misc]
+class _Server(AgentLightningServer):
     """With `_Tasks` in place of Agent-lightning's own data."""
 
     tasks: _Tasks
@@ -155,8 +155,8 @@ class LegacyServer:
             # Whoever chose mode v0 need not read with every run that there is a newer one.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._server = _Server(self._host, self._port, self._task_timeout_seconds)
-        # Clients ask for tasks all the time.
-        logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
+        for name in ("uvicorn.error", "uvicorn.access"):  # clients ask for tasks all the time
+            logging.getLogger(name).setLevel(logging.WARNING)
         self._thread = Thread(target=self._serve, name="agl_fast-v0-server", daemon=True)
         self._thread.start()
         try:

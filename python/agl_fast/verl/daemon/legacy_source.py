@@ -40,14 +40,14 @@ class LegacySource:
     def stop(self) -> None:
         self._server.stop()
 
-    async def set_up(self, model: str, sampling: Mapping[str, Any], policy_version: int) -> str:
+    async def set_up(self, model: str, temperature: float, policy_version: int) -> str:
         self._policy_version = policy_version
         proxied = self._llm_proxy.as_resource(model=model)
         main_llm = LLM(
             endpoint=f"{proxied.get_base_url(None, None)}/v1",
             model=model,
             api_key=proxied.api_key,
-            sampling_parameters=dict(sampling),
+            sampling_parameters={"temperature": temperature},
         )
         return await self._server.publish({"main_llm": main_llm})
 

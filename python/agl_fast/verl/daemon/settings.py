@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import agentlightning
+from agentlightning import LightningStore
+
+from agl_fast.verl.proxy.llm_proxy import LLMProxy
 from agl_fast.verl.proxy.sampling import SamplingPolicy
 
 
@@ -39,38 +43,38 @@ def model_entry(model: str, address: str) -> dict[str, Any]:
     return {"model_name": model, "litellm_params": parameters}
 
 
+def proxy_for(
+    store: LightningStore | None, given: agentlightning.LLMProxy | None, settings: dict[str, Any]
+) -> LLMProxy:
+    """The proxy that the daemon uses: ours where one is given, else a new one.
+
+    Args:
+        store: None in mode v0, which has a proxy of its own.
+        settings: of a new one.
+    """
+    if store is None:
+        return LLMProxy(mode="v0", **settings)
+    proxy = LLMProxy.in_place_of(given, store=store, **settings)
+    if proxy.get_store() is None:
+        proxy.set_store(store)
+    return proxy
+
+
 def check_arguments(
     *,
     mode: str,
     store: Any,
+    port: int | None,
     train_rollout_n: int,
     train_information: Mapping[str, Any],
     failed_rollouts: str,
     sampling: str,
     llm_timeout_seconds: float,
     rollout_deadline_seconds: float | None,
+    runner_silent_seconds: float | None,
     processor: Any,
 ) -> None:
     """Raise ValueError naming what is missing, or cannot work."""
-    if mode != "v1" or store is None:
-        raise ValueError(
-            f"mode={mode!r}, store={store!r}: only mode 'v1' with a LightningStore is "
-            "supported; run the algorithm in an agentlightning.Trainer, which brings a store"
-        )
-    if train_rollout_n < 1:
-        raise ValueError(f"train_rollout_n must be at least 1, got {train_rollout_n}")
-    if not train_information.get("model"):
-        raise ValueError(f"train_information names no model: {dict(train_information)}")
-    require_one_of("failed_rollouts", failed_rollouts, ("skip", "zero"))
-    require_one_of("sampling", sampling, ("enforce", "allow"))
-    require_positive("llm_timeout_seconds", llm_timeout_seconds)
-    if rollout_deadline_seconds is not None:
-        require_positive("rollout_deadline_seconds", rollout_deadline_seconds)
-    refuse_mrope(processor)
-
-
-def require_mode(mode: str, store: object, port: int | None) -> None:
-    """Raise ValueError where a mode lacks what it needs."""
     require_one_of("mode", mode, ("v0", "v1"))
     if mode == "v1" and store is None:
         raise ValueError(
@@ -80,6 +84,18 @@ def require_mode(mode: str, store: object, port: int | None) -> None:
         raise ValueError("mode='v0' has no store: give none, or mode='v1'")
     if mode == "v0" and port is None:
         raise ValueError("mode='v0' needs a port, where agents' clients ask for tasks")
+    if train_rollout_n < 1:
+        raise ValueError(f"train_rollout_n must be at least 1, got {train_rollout_n}")
+    if not train_information.get("model"):
+        raise ValueError(f"train_information names no model: {dict(train_information)}")
+    require_one_of("failed_rollouts", failed_rollouts, ("skip", "zero"))
+    require_one_of("sampling", sampling, ("enforce", "allow"))
+    require_positive("llm_timeout_seconds", llm_timeout_seconds)
+    if rollout_deadline_seconds is not None:
+        require_positive("rollout_deadline_seconds", rollout_deadline_seconds)
+    if runner_silent_seconds is not None:
+        require_positive("runner_silent_seconds", runner_silent_seconds)
+    refuse_mrope(processor)
 
 
 def require_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

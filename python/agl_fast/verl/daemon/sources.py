@@ -23,9 +23,8 @@ class Source(RolloutSource, Protocol):
 
     def stop(self) -> None: ...
 
-    async def set_up(
-        self, model: str, sampling: Mapping[str, Any], policy_version: int
-    ) -> str: ...  # the id of the resources under which agents find the model
+    # The id of the resources under which agents find the model.
+    async def set_up(self, model: str, temperature: float, policy_version: int) -> str: ...
 
     async def enqueue(self, requests: Sequence[Any]) -> list[Any]: ...
 

@@ -29,8 +29,10 @@ class StoreSource(StoreAccess):
 
     def stop(self) -> None: ...
 
-    async def set_up(self, model: str, sampling: Mapping[str, Any], policy_version: int) -> str:
-        main_llm = self._llm_proxy.as_resource(model=model, sampling_parameters=dict(sampling))
+    async def set_up(self, model: str, temperature: float, policy_version: int) -> str:
+        main_llm = self._llm_proxy.as_resource(
+            model=model, sampling_parameters={"temperature": temperature}
+        )
         return await self.add_resources({"main_llm": main_llm})
 
     async def give_up(self, rollout_id: str) -> None:

@@ -32,7 +32,11 @@ class BrokenAnswerError(RuntimeError):
 
 @dataclass(slots=True)
 class Origin:
-    """Whose request it is, and what its calls have in common."""
+    """Whose request it is, and what its calls have in common.
+
+    Attributes:
+        rollout_id, attempt_id: "" where the request names none.
+    """
 
     rollout_id: str
     attempt_id: str

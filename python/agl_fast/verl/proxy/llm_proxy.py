@@ -7,7 +7,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from agl_fast.verl.addresses import is_loopback, routable_address, url_host
 from agl_fast.verl.proxy.fleet import Fleet
@@ -48,6 +48,8 @@ class LLMProxy(agentlightning.LLMProxy):
             network where ``host`` stands for every address.
         api_key: required of every request (``Authorization: Bearer``), and part of the resource.
         timeout_seconds: the longest an answer may take.
+        mode: ``v1``, or Agent-lightning's ``v0``: there is no store, no request names its rollout,
+            and none is recorded; answers have token ids, for the agents' own tracers.
 
     Raises:
         ValueError: ``host`` is not loopback and there is no ``api_key``, or the model list is bad.
@@ -63,6 +65,7 @@ class LLMProxy(agentlightning.LLMProxy):
         advertise_host: str | None = None,
         api_key: str | None = None,
         timeout_seconds: float = 1200.0,
+        mode: Literal["v0", "v1"] = "v1",
     ) -> None:
         # The base class's own constructor sets up litellm's server; its methods that use that are
         # all replaced here.
@@ -75,7 +78,10 @@ class LLMProxy(agentlightning.LLMProxy):
         self._advertise_host = advertise_host
         self._api_key = api_key
         self._timeout_seconds = timeout_seconds
-        self._server = ProxyServer(api_key=api_key, timeout_seconds=timeout_seconds)
+        self._mode = mode
+        self._server = ProxyServer(
+            api_key=api_key, timeout_seconds=timeout_seconds, ids_for_everybody=mode == "v0"
+        )
         self._thread: ServingThread | None = None
         self.update_model_list(list(model_list or []))
 
@@ -138,6 +144,14 @@ class LLMProxy(agentlightning.LLMProxy):
         if self.is_running():
             logger.warning("LLMProxy is running already.")
             return
+        if self._mode == "v1":
+            self._use_store()
+        thread = ServingThread(self._server)
+        self._port = await asyncio.to_thread(thread.start, self._host, self._port)
+        self._thread = thread
+        logger.info("LLMProxy serves %s", self._endpoint())
+
+    def _use_store(self) -> None:
         if self.store is None:
             raise ValueError("LLMProxy has no store; set_store before start")
         if not self.store.capabilities.get("thread_safe", False):
@@ -146,10 +160,6 @@ class LLMProxy(agentlightning.LLMProxy):
                 "use InMemoryLightningStore(thread_safe=True) or LightningStoreThreaded"
             )
         self.set_store(self.store)
-        thread = ServingThread(self._server)
-        self._port = await asyncio.to_thread(thread.start, self._host, self._port)
-        self._thread = thread
-        logger.info("LLMProxy serves %s", self._endpoint())
 
     async def stop(self) -> None:
         """Stop serving; what was recorded stays."""
@@ -222,6 +232,7 @@ class LLMProxy(agentlightning.LLMProxy):
             "advertise_host": self._advertise_host,
             "api_key": self._api_key,
             "timeout_seconds": self._timeout_seconds,
+            "mode": self._mode,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

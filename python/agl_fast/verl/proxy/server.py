@@ -57,15 +57,22 @@ class ProxyServer:
 
     ``fleet``, ``phase`` and ``next_sequence`` may be replaced from any thread at any time; a
     request uses those that it found when it came.
+
+    Args:
+        ids_for_everybody: requests that name no rollout go out as those that do: the run's
+            sampling, token ids in the answer. They are not recorded.
     """
 
-    def __init__(self, *, api_key: str | None, timeout_seconds: float) -> None:
+    def __init__(
+        self, *, api_key: str | None, timeout_seconds: float, ids_for_everybody: bool = False
+    ) -> None:
         self.recorder = Recorder()
         self.fleet = Fleet([])
         self.phase = Phase()
         self.next_sequence: NextSequence | None = None
         self._api_key = api_key
         self._timeout_seconds = timeout_seconds
+        self._ids_for_everybody = ids_for_everybody
         self._connections: Connections | None = None
         self._hanging_up = False
         self._said: set[str] = set()
@@ -110,8 +117,9 @@ class ProxyServer:
                 return self._unknown_path(request)
             if rollout_id is None:
                 self.recorder.count("unrecorded")
-                return await self._pass_on(request, exchange, _RECORDED[path], None)
-            origin = _origin(request, unquote(rollout_id), unquote(attempt_id))
+                if not self._ids_for_everybody:
+                    return await self._pass_on(request, exchange, _RECORDED[path], None)
+            origin = _origin(request, unquote(rollout_id or ""), unquote(attempt_id or ""))
             return await self._record(request, exchange, _RECORDED[path], origin)
         except BadRequestError as error:
             return self._fail(exchange, "bad_requests", 400, "invalid_request_error", str(error))
@@ -185,20 +193,21 @@ class ProxyServer:
         phase, fleet = self.phase, self.fleet
         origin.policy_version = phase.policy_version
         body = read_body(await request.read())
-        server = fleet.server_for(origin.rollout_id)
+        rollout_id = origin.rollout_id or None
+        server = fleet.server_for(rollout_id)
         if body.get("model") in (None, fleet.model_name):
             body["model"] = server.model
         outgoing = recordable(body, path, phase, trainable=origin.trainable)
         self._count_sampling(outgoing)
         origin.sampling = outgoing.sampling
         with server.busy():
-            response = await self._send(request, server, path, outgoing.json(), origin.rollout_id)
+            response = await self._send(request, server, path, outgoing.json(), rollout_id)
             if response.status == 400 and outgoing.capped:
                 response = await self._without_cap(
                     request, server, path, outgoing, response, origin
                 )
             async with response:
-                if response.status != 200:
+                if response.status != 200 or rollout_id is None:
                     return await exchange.forward(response)
                 if response.content_type == "text/event-stream":
                     return await exchange.record_stream(response, origin, outgoing.choices)
