@@ -115,6 +115,15 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert sorted(set(agl_fast.__all__) - {"__version__"} - set(headings)) == []
 
 
+def test_performance_has_the_table_of_the_readme() -> None:
+    tables = [
+        re.findall(r"^\| work \|.*?\n\n", page.read_text(), re.DOTALL | re.MULTILINE)
+        for page in (ROOT / "README.md", DOCS / "performance.md")
+    ]
+    assert len(tables[0]) == 1
+    assert tables[0] == tables[1]
+
+
 def texts_of(source: Path) -> Iterator[str]:
     """Every text in a Python file, with … for what is put in."""
     for node in ast.walk(ast.parse(source.read_text())):
