@@ -21,7 +21,7 @@ STOREYS = [
     {"quickstart"},
     {"algorithm"},
     # what starts a run, and what says whether one could start
-    {"verl.entrypoint", "verl.ray_cluster", "doctor"},
+    {"verl.entrypoint", "verl.ray_cluster", "verl.dry_run", "doctor"},
     {"verl.trainer"},
     {"verl.daemon"},
     {"verl.proxy"},
@@ -39,7 +39,7 @@ ANNEXES = {
     "reference": {"reference", "batch.accounting"},
     "platform_cpu": {"platform_cpu"},
     "verl.vllm_extension": {"platform_cpu"},
-    "verl.workers": {"verl.workers", "platform_cpu"},
+    "verl.tree": {"verl.tree", "platform_cpu"},  # workers and engines for trees
 }
 FOREIGN = {
     "reference": {"numpy", "torch", "verl", "ray", "vllm"},
@@ -102,8 +102,8 @@ def may_import(user: str, used: str) -> bool:
             return any(is_within(used, other) for other in allowed)
     if used == "":  # the public names, for those who stand above what is behind them
         return storey_of(user) < storey_of("batch")
-    if is_within(used, "platform_cpu"):  # what starts a run names its workers
-        return storey_of(user) == storey_of("verl.entrypoint")
+    if any(is_within(used, room) for room in ("platform_cpu", "verl.tree")):
+        return storey_of(user) == storey_of("verl.entrypoint")  # it names its workers
     if any(is_within(used, room) for room in ANNEXES):
         return False
     return storey_of(user) <= storey_of(used) < NOWHERE
@@ -147,23 +147,24 @@ def test_file_is_short(path):
 def test_rules_catch_what_they_forbid():
     assert may_import("batch.builder", "ops.fill")
     assert may_import("verl.trainer", "batch")
-    assert may_import("verl.workers.losses", "platform_cpu")
+    assert may_import("verl.tree.engine", "platform_cpu")
     assert may_import("reference.build", "batch.accounting")
     assert may_import("verl.trainer", "")
     assert may_import("verl.trainer", "verl.losses.policy")
     assert not may_import("verl.losses.policy", "verl.trainer")
     assert not may_import("verl.losses.policy", "verl.config")
     assert may_import("verl.entrypoint", "platform_cpu.workers")
+    assert may_import("verl.entrypoint", "verl.tree.workers")
     assert not may_import("ops.pad", "batch")
     assert not may_import("ops.pad", "")
     assert not may_import("verl.trainer", "platform_cpu.workers")
     assert not may_import("batch.builder", "verl.trainer")
     assert not may_import("verl.proxy", "verl.daemon")
-    assert not may_import("verl.trainer", "verl.workers.losses")
+    assert not may_import("verl.trainer", "verl.tree.workers")
     assert not may_import("batch.builder", "reference")
     assert not may_import("batch.builder", "recording")
     assert not may_import("recording.reader", "verl.daemon")
-    assert not may_import("verl.workers.losses", "verl.trainer")
+    assert not may_import("verl.tree.engine", "verl.trainer")
     assert not may_import("platform_cpu.engines", "batch")
     assert not may_import("reference.build", "batch.builder")
     assert not may_import("ops.pad", "pad_left")

@@ -80,7 +80,7 @@ class Loop(AgentLightningTrainer):
                     "rollout": {"n": 3, "val_kwargs": {"n": settings.pop("val_n", 1)}},
                 },
                 "global_profiler": {"steps": None},
-                "agentlightning": {"trace_aggregator": {"level": "trajectory"}},
+                "agentlightning": {"trace_aggregator": {"level": "transition"}},
             }
         )
         self.events: list[Any] = []
@@ -224,7 +224,7 @@ def test_tokens_lost_to_limits_are_a_warning_with_what_would_fit(logged, caplog)
     }
     loop.fit()
     assert "Limits took 20.0% of the tokens" in caplog.text
-    assert "agentlightning.trace_aggregator.trajectory_max_response_length=77" in caplog.text
+    assert "data.max_response_length=77" in caplog.text
 
 
 def test_the_daemon_is_made_as_the_configuration_says():

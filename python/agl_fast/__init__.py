@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from agl_fast.ops.parse import parse_token_ids
     from agl_fast.verl.daemon import AgentModeDaemon
+    from agl_fast.verl.dry_run import dry_run
     from agl_fast.verl.proxy import LLMProxy
     from agl_fast.verl.trainer import AgentLightningTrainer
 
@@ -46,6 +47,7 @@ __all__ = [
     "RolloutEntry",
     "__version__",
     "build_batch",
+    "dry_run",
     "get_left_padded_ids_and_attention_mask",
     "get_right_padded_ids_and_attention_mask",
     "pad_left",
@@ -69,6 +71,7 @@ _HOMES = {
     "Rollout": "agl_fast.batch.calls",
     "RolloutEntry": "agl_fast.batch.accounting",
     "build_batch": "agl_fast.batch.build",
+    "dry_run": "agl_fast.verl.dry_run",
     "get_left_padded_ids_and_attention_mask": "agl_fast.ops.pad",
     "get_right_padded_ids_and_attention_mask": "agl_fast.ops.pad",
     "pad_left": "agl_fast.ops.pad",
