@@ -79,8 +79,12 @@ def one_rank() -> Iterator[None]:
         os.environ.update(before)
 
 
-def engine_worker(config: Any) -> Any:
-    """verl's training worker with the actor's model and optimiser, on this rank."""
+def engine_worker(config: Any, worker_cls: type[Any] | None = None) -> Any:
+    """verl's training worker with the actor's model and optimiser, on this rank.
+
+    Args:
+        worker_cls: None: the one of the platform.
+    """
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.config import TrainingWorkerConfig
 
@@ -94,7 +98,7 @@ def engine_worker(config: Any) -> Any:
     engine.micro_batch_size_per_gpu = actor.ppo_micro_batch_size_per_gpu
     engine.infer_max_token_len_per_gpu = parts.rollout.log_prob_max_token_len_per_gpu
     engine.infer_micro_batch_size_per_gpu = parts.rollout.log_prob_micro_batch_size_per_gpu
-    worker = CpuTrainingWorker(
+    worker = (worker_cls or CpuTrainingWorker)(
         TrainingWorkerConfig(
             model_type="language_model",
             model_config=omega_conf_to_dataclass(parts.model),
@@ -131,6 +135,9 @@ class EveryRank:
     def set_loss_fn(self, loss: Any) -> None:
         self.worker.set_loss_fn(loss)
 
+    def trains_trees(self) -> list[bool]:
+        return [_trains_trees(part) for part in (self.worker, self.reference) if part is not None]
+
 
 class EveryRanksCritic:
     """Stands for the critic's worker group, whose answers are promises."""
@@ -149,6 +156,9 @@ class EveryRanksCritic:
     def set_loss_fn(self, loss: Any) -> None:
         self.worker.set_loss_fn(loss)
 
+    def trains_trees(self) -> list[bool]:
+        return [_trains_trees(self.worker)]
+
 
 def worker_groups(worker: Any, reference: Any = None, critic: Any = None) -> WorkerGroups:
     group, n_ranks = EveryRank(worker, reference), dist.get_world_size()
@@ -159,6 +169,10 @@ def worker_groups(worker: Any, reference: Any = None, critic: Any = None) -> Wor
         critic=None if critic is None else EveryRanksCritic(critic),
         n_critic_ranks=n_ranks,
     )
+
+
+def _trains_trees(worker: Any) -> bool:
+    return hasattr(worker, "trains_trees") and worker.trains_trees()
 
 
 def _share(rows: Any) -> Any:

@@ -15,7 +15,9 @@ import agl_fast
 import engine_workers
 from agl_fast.verl.trainer import WorkerGroups, ppo_step
 from plain_actor import VOCABULARY, PlainActor, PlainCritic, plain_model
+from small_trees import forked_calls
 from tiny_model import make_tiny_model
+from tree_batches import tree_batch
 
 P, R = 24, 96
 N_GROUPS, GROUP_SIZE = 6, 2
@@ -62,6 +64,8 @@ class Cut:
         micro_batch_size: rows; of an engine, where it is not fixed, tokens ÷ 40.
         shuffled: the rows stand in another order.
         fixed: micro-batches are filled up to their size.
+        branched: the calls of `branched_rollouts`.
+        max_tokens: of a tree.
     """
 
     level: str
@@ -69,6 +73,8 @@ class Cut:
     shuffled: bool = False
     trim: bool = True
     fixed: bool = False
+    branched: bool = False
+    max_tokens: int = 1000
 
 
 AS_CALLS = Cut("transition", 64)
@@ -120,16 +126,25 @@ def rollouts(seed: int = 0) -> list[agl_fast.Rollout]:
     return made
 
 
+def branched_rollouts() -> list[agl_fast.Rollout]:
+    """Of ten calls each: they continue, fork, are retried, rewrite and begin anew."""
+    return [
+        agl_fast.Rollout(
+            f"rollout {number}",
+            f"group {number // GROUP_SIZE}",
+            [agl_fast.Call(*call) for call in forked_calls(number)],
+            random.Random(number).random(),
+        )
+        for number in range(N_GROUPS * GROUP_SIZE)
+    ]
+
+
 def cut_into_rows(cut: Cut) -> agl_fast.Batch:
-    batch = agl_fast.build_batch(
-        rollouts(),
-        level=cut.level,
-        max_prompt_length=P if cut.level == "trajectory" else P + R,
-        max_response_length=R,
-        pad_token_id=0,
-        trim=cut.trim,
-        call_index=True,
-    )
+    made = branched_rollouts() if cut.branched else rollouts()
+    if cut.level == "tree":
+        batch = tree_batch(made, max_tokens=cut.max_tokens)
+    else:
+        batch = _build(made, cut)
     # Advantages are given in the precision of the scores.
     batch.tensors["token_level_scores"] = batch.tensors["token_level_scores"].double()
     accounting = batch.accounting
@@ -139,6 +154,18 @@ def cut_into_rows(cut: Cut) -> agl_fast.Batch:
         batch.tensors = {name: values[order] for name, values in batch.tensors.items()}
         batch.columns = {name: values[order] for name, values in batch.columns.items()}
     return batch
+
+
+def _build(made: list[agl_fast.Rollout], cut: Cut) -> agl_fast.Batch:
+    return agl_fast.build_batch(
+        made,
+        level=cut.level,
+        max_prompt_length=P if cut.level == "trajectory" else P + R,
+        max_response_length=R,
+        pad_token_id=0,
+        trim=cut.trim,
+        call_index=True,
+    )
 
 
 def configured(model: Path, **settings: Any) -> Any:
@@ -190,20 +217,25 @@ def learned_by_plain_model(
     model = plain_model(1)
     rate = _rate(config.actor_rollout_ref.actor)
     actor = actor_cls(model, micro_batch_size=cut.micro_batch_size, learning_rate=rate)
-    workers = engine_workers.worker_groups(actor, PlainActor(plain_model(2)))
+    workers = engine_workers.worker_groups(actor, actor_cls(plain_model(2)))
     advantages = learn(cut, workers, config)
     return Learned(advantages, moved(flat(plain_model(1).parameters()), flat(model.parameters())))
 
 
-def learned_with_critic(cut: Cut, config: Any) -> Learned:
+def learned_with_critic(
+    cut: Cut,
+    config: Any,
+    actor_cls: type[PlainActor] = PlainActor,
+    critic_cls: type[PlainActor] = PlainCritic,
+) -> Learned:
     """By actor and critic, in float64."""
     models = [plain_model(1), plain_model(5)]
     size, rate = cut.micro_batch_size, _rate(config.critic) / 10
-    actor = PlainActor(
+    actor = actor_cls(
         models[0], micro_batch_size=size, learning_rate=_rate(config.actor_rollout_ref.actor)
     )
-    critic = PlainCritic(models[1], micro_batch_size=size, learning_rate=rate)
-    reference = PlainActor(plain_model(2))
+    critic = critic_cls(models[1], micro_batch_size=size, learning_rate=rate)
+    reference = actor_cls(plain_model(2))
     advantages = learn(cut, engine_workers.worker_groups(actor, reference, critic), config)
     parameters = [
         moved(flat(plain_model(seed).parameters()), flat(model.parameters()))
@@ -217,11 +249,15 @@ class Engines:
 
     Args:
         model, reference: folders.
+        worker_cls: None: the one of the platform.
     """
 
-    def __init__(self, config: Any, model: Path, reference: Path) -> None:
+    def __init__(
+        self, config: Any, model: Path, reference: Path, worker_cls: type[Any] | None = None
+    ) -> None:
         self._actor, self._reference = (
-            engine_workers.engine_worker(_with_model(config, path)) for path in (model, reference)
+            engine_workers.engine_worker(_with_model(config, path), worker_cls)
+            for path in (model, reference)
         )
         self._parameters = list(self._actor.engine.module.parameters())
         self._saved = [parameter.detach().clone() for parameter in self._parameters]

@@ -24,6 +24,7 @@ from agl_fast.verl.trainer.rollout_correction import (
     require_supported as require_supported_correction,
 )
 from agl_fast.verl.trainer.timing import timed
+from agl_fast.verl.trainer.trees import holds_trees, require_tree_workers
 from agl_fast.verl.trainer.workers import Rows, WorkerGroups
 
 _UPDATED_KEYS = (
@@ -85,6 +86,7 @@ def ppo_step(
 
     Raises:
         PolicyMismatchError: the servers sample with other weights than the actor's.
+        RuntimeError: rows are trees, and workers cannot train those.
     """
     seconds: dict[str, float] = {}
     metrics: dict[str, float] = {}
@@ -96,6 +98,8 @@ def ppo_step(
     if not kept.any():
         return _without_update(tensors, columns, metrics, seconds)
 
+    if holds_trees(tensors):
+        require_tree_workers(workers)
     laid_out_rows = Rows(tensors, {"temperature": config.actor_rollout_ref.rollout.temperature})
     rollout_ids = [rollout.rollout_id for rollout in batch.rollouts]
     metrics |= _infer(tensors, columns, rollout_ids, laid_out_rows, workers, config, seconds)

@@ -1,0 +1,116 @@
+"""Models and settings that trees would train wrongly, found before anything starts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+LEVEL = "agentlightning.trace_aggregator.level='tree'"
+_FULL_ATTENTION = "full_attention"
+# Whose state runs along the row, and whose configurations do not name it in layer_types.
+_RECURRENT = {"falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "rwkv", "xlstm", "zamba"}
+_DROPOUTS = ("attention_dropout", "attn_pdrop", "attn_dropout")
+_SCALES_OF_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+_ROPE_OF_LENGTH = {"dynamic", "longrope"}
+
+
+def require_tree_model(model: Any) -> None:
+    """Raise ValueError for a model that a tree would not train as its rows would.
+
+    Args:
+        model: its Hugging Face configuration.
+    """
+    reasons = [*_of_layers(model), *_of_positions(model), *_of_outputs(model)]
+    if reasons:
+        raise ValueError(
+            f"{LEVEL} with a model of type {model.model_type!r}: it has {', '.join(reasons)}; "
+            "expected a text model of full causal attention (Llama, Qwen2, Qwen3, …), or level "
+            "'trajectory'"
+        )
+
+
+def require_tree_module(module: Any) -> None:
+    """Raise ValueError for a model that takes no attention function or computes all logits."""
+    missing = []
+    if not getattr(module, "_supports_attention_backend", False):
+        missing.append("takes attention functions")
+    if "logits_to_keep" not in inspect.signature(module.forward).parameters:
+        missing.append("takes logits_to_keep")
+    if not isinstance(module.get_output_embeddings(), torch.nn.Module):
+        missing.append("has an lm_head")
+    if missing:
+        raise ValueError(
+            f"{LEVEL} with {type(module).__name__}: expected a model that {' and '.join(missing)}"
+        )
+
+
+def require_tree_settings(model: Any, engine: Any) -> None:
+    """Raise ValueError for what verl would do with a row as a whole.
+
+    Args:
+        model: verl's HFModelConfig, or its group of the configuration.
+        engine: verl's FSDPEngineConfig, or its group of the configuration.
+    """
+    wrong = []
+    if model.get("use_fused_kernels"):
+        wrong.append(
+            "model.use_fused_kernels=true: expected false, as they read a token's logits at the "
+            "one before it, and trees need few logits anyway"
+        )
+    n_ulysses = engine.get("ulysses_sequence_parallel_size") or 1
+    if n_ulysses > 1:
+        wrong.append(
+            f"ulysses_sequence_parallel_size={n_ulysses}: expected 1, as Ulysses cuts a row into "
+            "stretches of plain sequences"
+        )
+    if engine.get("pad_to_length"):
+        wrong.append("pad_to_length=true: expected false, as what is filled up is no tree")
+    if engine.get("strategy", "fsdp2") not in ("fsdp", "fsdp2"):
+        wrong.append(
+            f"strategy={engine.get('strategy')!r}: expected 'fsdp' or 'fsdp2', as only these have "
+            "an engine for trees (Megatron has none)"
+        )
+    if wrong:
+        raise ValueError(f"{LEVEL} with {'; with '.join(wrong)}")
+
+
+def _of_layers(model: Any) -> Iterator[str]:
+    kinds = set(getattr(model, "layer_types", None) or [_FULL_ATTENTION]) - {_FULL_ATTENTION}
+    for kind in sorted(kinds):
+        yield f"layers of the kind {kind!r}, which look at places in the row, not in the tree"
+    if model.model_type in _RECURRENT:
+        yield "recurrent layers, whose state runs along the row"
+    window = getattr(model, "sliding_window", None)
+    uses_window = getattr(model, "use_sliding_window", True) and not hasattr(model, "layer_types")
+    if window and uses_window and not kinds:
+        yield f"sliding_window={window} in every layer, which counts places in the row"
+    for name in _DROPOUTS:
+        if getattr(model, name, 0):
+            yield f"{name}={getattr(model, name)}: one token would be dropped for all calls at once"
+    if getattr(model, "kv_lora_rank", None):
+        yield "latent attention (MLA), whose keys and values differ in width"
+    if getattr(model, "attn_logit_softcapping", None):
+        yield "attn_logit_softcapping"
+
+
+def _of_positions(model: Any) -> Iterator[str]:
+    if getattr(model, "vision_config", None) is not None:
+        yield "images, whose tokens have several positions (M-RoPE)"
+    rope = getattr(model, "rope_parameters", None) or getattr(model, "rope_scaling", None) or {}
+    if rope.get("mrope_section"):
+        yield "multi-dimensional positions (M-RoPE)"
+    if rope.get("rope_type") in _ROPE_OF_LENGTH:
+        yield f"rope_type={rope['rope_type']!r}, which depends on the longest row of a micro-batch"
+
+
+def _of_outputs(model: Any) -> Iterator[str]:
+    if getattr(model, "is_encoder_decoder", False):
+        yield "an encoder"
+    if getattr(model, "output_router_logits", False):
+        yield "a MoE auxiliary loss (output_router_logits), which counts tokens of rows"
+    for name in _SCALES_OF_LOGITS:
+        if getattr(model, name, None) not in (None, 1, 1.0):
+            yield f"{name}, which is applied behind the lm_head"

@@ -1,0 +1,175 @@
+"""What one row a call teaches, the tree of a rollout teaches, too.
+
+As test_invariance, with rows of level tree: siblings, retries of equal answers, forks, rewritten
+history, several roots, and trees that were split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import engine_workers
+import invariance
+import plain_tree_actor
+from agl_fast.verl.trainer.estimators import OF_ROLLOUTS
+from agl_fast.verl.tree.workers import CpuTreeTrainingWorker
+from invariance import AS_CALLS, OBJECTIVES, Cut, Learned, difference
+from plain_tree_actor import PlainTreeActor, PlainTreeCritic
+
+# verl's, torch's and transformers' own.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+IN_FLOAT64 = 1e-9
+IN_FLOAT32 = 1e-6
+FOUND = 1e-4
+
+CALLS = Cut("transition", 64, branched=True)
+TREES = (
+    Cut("tree", 64, branched=True),
+    Cut("tree", 3, branched=True, shuffled=True, max_tokens=60),
+)
+THROUGH_ENGINES = (
+    Cut("tree", 6, branched=True, max_tokens=100),
+    Cut("tree", 2, branched=True, shuffled=True, fixed=True, max_tokens=60),
+)
+
+
+@pytest.fixture(scope="module")
+def one_rank() -> Iterator[None]:
+    with engine_workers.one_rank():
+        dist.init_process_group("gloo")
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tree")
+    invariance.tiny_model(folder / "model", 3)
+    invariance.tiny_model(folder / "reference", 4)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path) -> Any:
+    return invariance.configured(folder / "model")
+
+
+@pytest.fixture(scope="module")
+def from_calls(one_rank: None, config: Any) -> Callable[[str, str], Learned]:
+    """What the plain model learns from rows of one call each, by objective."""
+
+    @cache
+    def learned(policy_loss: str, aggregation: str) -> Learned:
+        asked = invariance.ask_for(config, policy_loss, aggregation)
+        return invariance.learned_by_plain_model(CALLS, asked)
+
+    return learned
+
+
+def test_the_calls_make_every_kind_of_branch():
+    batch = invariance.cut_into_rows(TREES[0])
+    depths = batch.tensors["position_ids"]
+    n_roots = ((depths == 0) & batch.tensors["attention_mask"].bool()).sum(dim=1)
+    assert (n_roots > 1).any()
+    assert len(invariance.cut_into_rows(TREES[1])) > len(batch)
+    n_tokens = batch.tensors["attention_mask"].sum()
+    assert n_tokens < 0.7 * invariance.cut_into_rows(CALLS).tensors["attention_mask"].sum()
+
+
+@pytest.mark.parametrize(("policy_loss", "aggregation"), OBJECTIVES)
+def test_trees_of_a_plain_model(from_calls, config, policy_loss, aggregation):
+    asked = invariance.ask_for(config, policy_loss, aggregation)
+    expected = from_calls(policy_loss, aggregation)
+    for cut in TREES:
+        found = invariance.learned_by_plain_model(cut, asked, actor_cls=PlainTreeActor)
+        assert difference(expected, found) < IN_FLOAT64
+
+
+def test_plain_rows_go_through_unchanged(one_rank, config):
+    asked = invariance.ask_for(config, "vanilla", "seq-mean-token-mean")
+    expected = invariance.learned_by_plain_model(AS_CALLS, asked)
+    for cut in (AS_CALLS, Cut("trajectory", 3)):
+        found = invariance.learned_by_plain_model(cut, asked, actor_cls=PlainTreeActor)
+        assert difference(expected, found) < IN_FLOAT64
+
+
+@pytest.mark.parametrize("estimator", sorted({*OF_ROLLOUTS, "reinforce_plus_plus"}))
+def test_every_estimator(one_rank, config, estimator):
+    asked = invariance.ask_for(config.copy(), "vanilla", "token-mean")
+    asked.algorithm.adv_estimator = estimator
+    expected = invariance.learned_by_plain_model(CALLS, asked)
+    found = invariance.learned_by_plain_model(TREES[1], asked, actor_cls=PlainTreeActor)
+    assert difference(expected, found) < IN_FLOAT64
+
+
+def test_an_actor_with_a_critic(one_rank, config):
+    asked = invariance.ask_for(config.copy(), "vanilla", "token-mean")
+    asked.algorithm.adv_estimator = "gae"
+    expected = invariance.learned_with_critic(CALLS, asked)
+    for cut in TREES:
+        found = invariance.learned_with_critic(cut, asked, PlainTreeActor, PlainTreeCritic)
+        assert difference(expected, found) < IN_FLOAT64
+
+
+@pytest.mark.parametrize("name", plain_tree_actor.MUTANTS)
+def test_a_mutant_is_found(from_calls, config, name):
+    asked = invariance.ask_for(config, "vanilla", "token-mean")
+    expected = from_calls("vanilla", "token-mean")
+    found = [
+        invariance.learned_by_plain_model(cut, asked, actor_cls=plain_tree_actor.MUTANTS[name])
+        for cut in TREES
+    ]
+    assert max(difference(expected, learned) for learned in found) > FOUND
+
+
+def test_merged_samples_are_found(from_calls, config, monkeypatch):
+    build = invariance.tree_batch
+    monkeypatch.setattr(
+        invariance, "tree_batch", lambda *given, **more: build(*given, merge_samples=True, **more)
+    )
+    asked = invariance.ask_for(config, "vanilla", "token-mean")
+    found = invariance.learned_by_plain_model(TREES[0], asked, actor_cls=PlainTreeActor)
+    expected = from_calls("vanilla", "token-mean")
+    apart = (expected.parameters - found.parameters).norm() / expected.parameters.norm()
+    assert apart > FOUND
+
+
+@pytest.fixture(scope="module")
+def engines(one_rank: None, config: Any, folder: Path) -> list[invariance.Engines]:
+    """verl's, and the one for trees."""
+    folders = folder / "model", folder / "reference"
+    return [
+        invariance.Engines(config, *folders, worker_cls)
+        for worker_cls in (None, CpuTreeTrainingWorker)
+    ]
+
+
+@pytest.mark.parametrize(("policy_loss", "aggregation"), OBJECTIVES)
+def test_trees_through_the_engine(engines, config, policy_loss, aggregation):
+    asked = invariance.ask_for(config, policy_loss, aggregation)
+    stock, of_trees = engines
+    expected = stock.learned(CALLS, asked)
+    number = OBJECTIVES.index((policy_loss, aggregation))
+    found = of_trees.learned(THROUGH_ENGINES[number % 2], asked)
+    assert difference(expected, found) < IN_FLOAT32
+
+
+def test_plain_rows_through_the_engine(engines, config):
+    asked = invariance.ask_for(config, "vanilla", "token-mean")
+    stock, of_trees = engines
+    expected = stock.learned(AS_CALLS, asked)
+    for cut in (AS_CALLS, Cut("trajectory", 3)):
+        assert difference(expected, of_trees.learned(cut, asked)) < IN_FLOAT32
+
+
+def test_trees_do_not_reach_another_engine(engines, config):
+    asked = invariance.ask_for(config, "vanilla", "token-mean")
+    stock, _ = engines
+    with pytest.raises(RuntimeError, match="the workers of the actor have another engine"):
+        stock.learned(THROUGH_ENGINES[0], asked)
