@@ -78,6 +78,22 @@ def test_example_of_concepts_gives_the_rows_of_its_figures() -> None:
     exec(compile(example[1], "concepts.md", "exec"), {})
 
 
+@pytest.mark.filterwarnings("ignore")  # of verl, vLLM and what they import
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_example_of_configuration_composes(device: str) -> None:
+    pytest.importorskip("verl", reason="needs the extra [cpu] or [verl]")
+    from agl_fast.verl.config import compose
+
+    example = re.search(
+        r"```python\nalgorithm = VERL\((.*?)\)\n```",
+        (DOCS / "configuration.md").read_text(),
+        re.DOTALL,
+    )
+    assert example is not None
+    config = compose(ast.literal_eval(example[1]), device=device).config
+    assert config.agentlightning.trace_aggregator.level == "trajectory"
+
+
 def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
         if isinstance(value, dict):
