@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ from agl_fast.verl.config import compose
 from agl_fast.verl.trainer import WorkerGroups
 
 TEMPERATURE = 0.9
+SECONDS = 300  # that two ranks may take
 
 
 def configured(
@@ -77,6 +80,44 @@ def one_rank() -> Iterator[None]:
         dist.destroy_process_group()
         os.environ.clear()
         os.environ.update(before)
+
+
+@contextmanager
+def two_ranks(script: Path, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two processes of `script FOLDER`, in torch's environment; they write rank-….log there."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    ranks = []
+    for rank in range(2):
+        of_rank = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": 2,
+            "RAY_LOCAL_WORLD_SIZE": 2,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "OMP_NUM_THREADS": 1,
+        }
+        environment = os.environ | {name: str(value) for name, value in of_rank.items()}
+        output = (folder / f"rank-{rank}.log").open("wb")
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, script, folder], env=environment, stdout=output, stderr=output
+            )
+        )
+        output.close()
+    try:
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+def wait_for(ranks: list[subprocess.Popen[bytes]], folder: Path) -> None:
+    for rank, process in enumerate(ranks):
+        code = process.wait(SECONDS)
+        assert code == 0, (folder / f"rank-{rank}.log").read_text()[-4000:]
 
 
 def engine_worker(config: Any, worker_cls: type[Any] | None = None) -> Any:

@@ -7,10 +7,7 @@ in float32 through verl's FSDP engine; with KL and entropy terms throughout.
 
 from __future__ import annotations
 
-import os
-import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -40,7 +37,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 IN_FLOAT64 = 1e-10
 IN_FLOAT32 = 1e-6
 FOUND = 1e-4
-SECONDS = 300
 
 
 @pytest.fixture(scope="module")
@@ -60,34 +56,9 @@ def config(folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def two_ranks(folder: Path, config: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Two processes that learn while the tests of one rank run."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
     script = Path(invariance.__file__).with_name("invariance_ranks.py")
-    ranks = []
-    for rank in range(2):
-        of_rank = {
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "WORLD_SIZE": 2,
-            "RAY_LOCAL_WORLD_SIZE": 2,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "OMP_NUM_THREADS": 1,
-        }
-        environment = os.environ | {name: str(value) for name, value in of_rank.items()}
-        output = (folder / f"rank-{rank}.log").open("wb")
-        ranks.append(
-            subprocess.Popen(
-                [sys.executable, script, folder], env=environment, stdout=output, stderr=output
-            )
-        )
-        output.close()
-    try:
+    with engine_workers.two_ranks(script, folder) as ranks:
         yield ranks
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +75,7 @@ def engines(one_rank: None, config: Any, folder: Path) -> invariance.Engines:
 
 @pytest.fixture(scope="module")
 def of_two_ranks(two_ranks: list[subprocess.Popen[bytes]], folder: Path) -> dict[Any, Learned]:
-    for rank, process in enumerate(two_ranks):
-        code = process.wait(SECONDS)
-        assert code == 0, (folder / f"rank-{rank}.log").read_text()[-4000:]
+    engine_workers.wait_for(two_ranks, folder)
     learned: dict[Any, Learned] = torch.load(folder / "learned.pt", weights_only=False)
     return learned
 

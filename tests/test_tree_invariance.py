@@ -6,13 +6,16 @@ history, several roots, and trees that were split.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from omegaconf import OmegaConf
 
 import engine_workers
 import invariance
@@ -41,23 +44,39 @@ THROUGH_ENGINES = (
 
 
 @pytest.fixture(scope="module")
-def one_rank() -> Iterator[None]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tree")
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path) -> Any:
+    invariance.tiny_model(folder / "model", 3)
+    invariance.tiny_model(folder / "reference", 4)
+    config = invariance.configured(folder / "model")
+    OmegaConf.save(config, folder / "config.yaml")
+    return config
+
+
+@pytest.fixture(scope="module")
+def two_ranks(folder: Path, config: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two processes that learn while the tests of one rank run."""
+    script = Path(invariance.__file__).with_name("tree_invariance_ranks.py")
+    with engine_workers.two_ranks(script, folder) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def one_rank(two_ranks: Any) -> Iterator[None]:
     with engine_workers.one_rank():
         dist.init_process_group("gloo")
         yield
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tree")
-    invariance.tiny_model(folder / "model", 3)
-    invariance.tiny_model(folder / "reference", 4)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def config(folder: Path) -> Any:
-    return invariance.configured(folder / "model")
+def of_two_ranks(two_ranks: list[subprocess.Popen[bytes]], folder: Path) -> dict[Any, Learned]:
+    engine_workers.wait_for(two_ranks, folder)
+    learned: dict[Any, Learned] = torch.load(folder / "learned.pt", weights_only=False)
+    return learned
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +102,13 @@ def test_the_calls_make_every_kind_of_branch():
 
 
 @pytest.mark.parametrize(("policy_loss", "aggregation"), OBJECTIVES)
-def test_trees_of_a_plain_model(from_calls, config, policy_loss, aggregation):
+def test_trees_of_a_plain_model(from_calls, config, of_two_ranks, policy_loss, aggregation):
     asked = invariance.ask_for(config, policy_loss, aggregation)
     expected = from_calls(policy_loss, aggregation)
     for cut in TREES:
         found = invariance.learned_by_plain_model(cut, asked, actor_cls=PlainTreeActor)
         assert difference(expected, found) < IN_FLOAT64
+    assert difference(expected, of_two_ranks["plain", policy_loss, aggregation]) < IN_FLOAT64
 
 
 def test_plain_rows_go_through_unchanged(one_rank, config):
@@ -151,13 +171,14 @@ def engines(one_rank: None, config: Any, folder: Path) -> list[invariance.Engine
 
 
 @pytest.mark.parametrize(("policy_loss", "aggregation"), OBJECTIVES)
-def test_trees_through_the_engine(engines, config, policy_loss, aggregation):
+def test_trees_through_the_engine(engines, config, of_two_ranks, policy_loss, aggregation):
     asked = invariance.ask_for(config, policy_loss, aggregation)
     stock, of_trees = engines
     expected = stock.learned(CALLS, asked)
     number = OBJECTIVES.index((policy_loss, aggregation))
     found = of_trees.learned(THROUGH_ENGINES[number % 2], asked)
     assert difference(expected, found) < IN_FLOAT32
+    assert difference(expected, of_two_ranks["engine", policy_loss, aggregation]) < IN_FLOAT32
 
 
 def test_plain_rows_through_the_engine(engines, config):
