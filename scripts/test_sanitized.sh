@@ -28,6 +28,9 @@ export AGL_SANITIZED_CORE=$folder
 export PYTHONPATH=tests/native
 # What reaches native code and imports nothing of verl, less the widest traces, which take long.
 # Reports are written below Python, hence capture=sys.
-tests=(tests/test_{pad,parse,bad_input,conformance,expand,expand_rows,property_native,traces}.py)
+tests=(
+  tests/test_{pad,parse,bad_input,conformance,expand,expand_rows,property_native,traces}.py
+  tests/test_{property_add_call,tree_conformance,tree_properties,tree_traces}.py
+)
 LD_PRELOAD="$address $cxx" "$python" -m pytest -p sanitized_core --hypothesis-profile sanitized \
   -p no:cacheprovider --capture=sys -m "not slow and not gpu" -k "not P8192" "${tests[@]}"

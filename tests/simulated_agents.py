@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -135,16 +136,23 @@ def several_rollouts(draw: Any) -> list[PlainRollout]:
     return [draw(rollouts(f"r{index}")) for index in range(draw(st.integers(1, 4)))]
 
 
-def options(**fixed: Any) -> st.SearchStrategy[dict[str, Any]]:
+# Levels of rows that each hold one conversation; drawn as often as they stand here.
+CHAINS = ("trajectory", "trajectory", "transition")
+
+
+def options(
+    levels: Sequence[str] = (*CHAINS, "tree"), **fixed: Any
+) -> st.SearchStrategy[dict[str, Any]]:
     """All options of ``build_batch`` but the device."""
     drawn = {
-        "level": st.sampled_from(["trajectory", "trajectory", "transition"]),
+        "level": st.sampled_from(levels),
         "max_prompt_length": st.integers(1, 12),
         "max_response_length": st.integers(1, 24),
         "max_total_length": st.none() | st.integers(1, 24),
         "pad_token_id": st.sampled_from([0, 1, 2**31 - 1]),
         "overlong_prompt": st.sampled_from([None, "spill", "drop"]),
         "truncated_rollouts": st.sampled_from(["train", "mask", "zero_reward"]),
+        "tree_max_tokens": st.integers(1, 40) | st.just(16384),
         "reward_fillna_value": st.sampled_from([0.0, -1.5]),
         "trim": st.booleans(),
         "layout": st.sampled_from(["padded", "jagged"]),

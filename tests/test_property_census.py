@@ -11,8 +11,9 @@ from hypothesis import given, settings
 
 from agl_fast import reference
 from agl_fast.batch.accounting import DROP_REASONS, MISMATCH_KINDS, EmptyBatchError
+from agl_fast.reference.chains import shared_prefix
 from plain_rollouts import PlainCall, PlainRollout
-from simulated_agents import options, several_rollouts
+from simulated_agents import CHAINS, options, several_rollouts
 
 N_EXAMPLES = 250
 CONVERSATIONS = [
@@ -38,6 +39,12 @@ BATCHES = [
     "log-probs in some rows",
     "marked and unmarked rows",
 ]
+TREES = [
+    "several roots",
+    "a prompt stops inside an answer",
+    "a prompt repeats one of two equal answers",
+    "several rows of a rollout",
+]
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +53,16 @@ def census() -> Counter[str]:
     seen: Counter[str] = Counter()
 
     @settings(max_examples=N_EXAMPLES, derandomize=True, database=None)
-    @given(several_rollouts(), options())
+    @given(several_rollouts(), options(CHAINS))
     def count(rollouts: list[PlainRollout], chosen: dict[str, Any]) -> None:
         seen.update(conversations_in(rollouts))
-        seen.update(cases_in(rollouts, chosen))
+        seen.update(cases_in(rollouts, chosen) | trees_in(rollouts, chosen))
 
     count()
     return seen
 
 
-@pytest.mark.parametrize("case", CONVERSATIONS + BATCHES)
+@pytest.mark.parametrize("case", CONVERSATIONS + BATCHES + TREES)
 def test_occurs_in_the_generated_data(census: Counter[str], case: str) -> None:
     assert census[case] >= N_EXAMPLES // 50, census
 
@@ -119,6 +126,34 @@ def _choices_between_contexts(calls: list[PlainCall], chains: list[list[int]]) -
                 found.add("several contexts fit")
             if len(set(map(tuple, fitting))) < len(fitting):
                 found.add("equal contexts fit")
+    return found
+
+
+def trees_in(rollouts: list[PlainRollout], chosen: dict[str, Any]) -> set[str]:
+    try:
+        batch = reference.build_batch(
+            rollouts, **(chosen | {"level": "tree", "layout": "jagged", "call_index": True})
+        )
+    except EmptyBatchError:
+        return set()
+    found = {reason for reason, n in batch.accounting.dropped_by_reason.items() if n}
+    if any(positions.count(0) > 1 for positions in batch.tensors["position_ids"]):
+        found.add("several roots")
+    if any(entry.n_rows > 1 for entry in batch.rollouts):
+        found.add("several rows of a rollout")
+    for rollout in rollouts:
+        for call in rollout.calls:
+            answers = [
+                earlier.context
+                for earlier in rollout.calls[: rollout.calls.index(call)]
+                if len(earlier.prompt_ids) < shared_prefix(earlier.context, call.prompt_ids)
+            ]
+            shared = [shared_prefix(context, call.prompt_ids) for context in answers]
+            if any(n < len(context) for n, context in zip(shared, answers, strict=True)):
+                found.add("a prompt stops inside an answer")
+            repeated = [tuple(each[:n]) for n, each in zip(shared, answers, strict=True)]
+            if len(set(repeated)) < len(repeated):
+                found.add("a prompt repeats one of two equal answers")
     return found
 
 

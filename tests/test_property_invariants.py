@@ -10,7 +10,7 @@ from hypothesis import given
 from agl_fast.batch.accounting import EmptyBatchError
 from implementations import BUILDS
 from plain_rollouts import PlainRollout
-from simulated_agents import options, several_rollouts
+from simulated_agents import CHAINS, options, several_rollouts
 
 both = pytest.mark.parametrize("implementation", ["reference", "native"])
 
@@ -54,7 +54,7 @@ def test_every_sampled_token_ends_in_one_class(
 
 
 @both
-@given(several_rollouts(), options(call_index=True, layout="jagged"))
+@given(several_rollouts(), options(CHAINS, call_index=True, layout="jagged"))
 def test_every_trained_token_stands_where_it_was_sampled(
     implementation: str, rollouts: list[PlainRollout], chosen: dict[str, Any]
 ) -> None:

@@ -2,46 +2,22 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import agl_fast
 from agl_fast import reference
 from batch_lists import as_lists, assert_same
-from plain_rollouts import Containers, PlainCall, PlainRollout, to_native
-from simulated_agents import views_of_shared_bases
+from plain_rollouts import to_native
+from token_traces import CONTAINERS, TRACES, held, trace
 
-DATA = Path(__file__).parent / "data"
-TRACES = ["swe_plain", "swe_nothink", "swe_think"]
 WIDTHS = [
     pytest.param(512, 512, id="P512-R512"),
     pytest.param(4096, 2048, id="P4096-R2048"),
     pytest.param(8192, 16384, id="P8192-R16384"),
 ]
-
-
-@cache
-def trace(name: str) -> list[PlainRollout]:
-    rollouts = []
-    with gzip.open(DATA / f"{name}.jsonl.gz", "rt") as lines:
-        for line in lines:
-            recorded = json.loads(line)
-            context: list[int] = []
-            calls = []
-            for keep, tail, response in recorded["calls"]:
-                call = PlainCall(context[:keep] + tail, response)
-                calls.append(call)
-                context = call.context
-            rollouts.append(
-                PlainRollout(calls, recorded["id"], recorded["group"], recorded["reward"])
-            )
-    return rollouts
 
 
 @cache
@@ -60,7 +36,7 @@ def options(level: str, p: int, r: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("container", ["lists", "arrays", "views"])
+@pytest.mark.parametrize("container", CONTAINERS)
 @pytest.mark.parametrize(("p", "r"), WIDTHS)
 @pytest.mark.parametrize("level", ["trajectory", "transition"])
 @pytest.mark.parametrize("name", TRACES)
@@ -75,20 +51,6 @@ def test_padded(name: str) -> None:
     chosen = options("trajectory", 4096, 2048) | {"layout": "padded", "trim": True}
     batch = agl_fast.build_batch([to_native(one) for one in trace(name)], **chosen)
     assert_same(as_lists(batch), reference.build_batch(trace(name), **chosen))
-
-
-def held(rollout: PlainRollout, container: str) -> Containers | None:
-    if container == "lists":
-        return None
-    ids = (
-        views_of_shared_bases(rollout.calls, "int32_views")
-        if container == "views"
-        else [
-            (np.array(call.prompt_ids, np.int32), np.array(call.response_ids, np.int32))
-            for call in rollout.calls
-        ]
-    )
-    return Containers(ids, [None] * len(rollout.calls))
 
 
 def test_plain_chat_merges_and_stripped_reasoning_splits() -> None:

@@ -24,8 +24,10 @@ py::array_t<T> to_numpy(const std::vector<T>& values) {
 // The rollouts of the batch being collected.
 class Planner {
  public:
-  explicit Planner(bool trajectory)
-      : level_(trajectory ? Level::kTrajectory : Level::kTransition) {}
+  Planner(bool trajectory, bool tree)
+      : level_(tree         ? Level::kTree
+               : trajectory ? Level::kTrajectory
+                            : Level::kTransition) {}
 
   // Plans rollouts on as many threads as their tokens are worth, or throws and changes nothing.
   void add_many(const py::list& rollout_ids, const py::list& calls) {
@@ -76,23 +78,24 @@ class Planner {
     const auto index = static_cast<int64_t>(plan.calls().size());
     PythonCall read(call, rollout_id, index, streamed.seen);
     read.check_ids();
-    const Base before = find_base(plan, rollout_id, index, base, keep);
+    if (read.call_class == CallClass::kEmpty && keep > 0 && read.response.size() > 0) {
+      read.call_class = CallClass::kLaidOut;  // only its tail was empty
+    }
+    const bool laid_out = read.call_class == CallClass::kLaidOut;
+    const Base before = find_base(plan, rollout_id, index, base, keep, !laid_out);
 
     std::vector<int32_t> tail(static_cast<std::size_t>(read.prompt.size()));
     read.prompt.copy(0, read.prompt.size(), tail.data());
     const DeltaReader prompt(before.ids, keep, tail.data(), read.prompt.size());
-    if (read.call_class == CallClass::kEmpty && prompt.size() > 0 && read.response.size() > 0) {
-      read.call_class = CallClass::kLaidOut;  // only its tail was empty
-    }
     plan.add(read.call_class, prompt, read.response, read.log_probs, before.position);
-    if (read.call_class != CallClass::kLaidOut) plan.keep_context(prompt, read.response);
-    plan.chains().forget_echoes();
+    if (!laid_out) plan.keep_context(prompt, read.response);
+    plan.forget_echoes();
     if (!read.response_id.is_none()) streamed.seen.add(read.response_id);
   }
 
   void clear() {
     for (Streamed& each : rollouts_) {
-      if (each.plan.use_count() == 1) each.plan->chains().recycle();  // else rows point into it
+      if (each.plan.use_count() == 1) each.plan->recycle();  // else rows point into it
     }
     rollouts_.clear();
   }
@@ -100,15 +103,20 @@ class Planner {
 
   RowSet rows(const py::array_t<float, py::array::c_style>& rewards, int64_t prompt,
               int64_t response, int64_t total, bool drop_overlong, int truncated_rollouts) const {
-    require(static_cast<std::size_t>(rewards.size()) == rollouts_.size(), "rewards has ",
-            rewards.size(), " entries for ", rollouts_.size(), " rollouts");
-    Plans plans;
-    plans.reserve(rollouts_.size());
-    for (const Streamed& each : rollouts_) plans.push_back(each.plan);
+    require(level_ != Level::kTree, "a planner of trees has tree_rows");
+    Plans plans = plans_for(rewards);
     const Limits limits{prompt, response, total, drop_overlong,
                         static_cast<TruncatedRollouts>(truncated_rollouts)};
     py::gil_scoped_release release;
     return make_rows(std::move(plans), rewards.data(), limits);
+  }
+
+  RowSet tree_rows(const py::array_t<float, py::array::c_style>& rewards,
+                   int64_t max_tokens) const {
+    require(level_ == Level::kTree, "a planner of chains has rows");
+    Plans plans = plans_for(rewards);
+    py::gil_scoped_release release;
+    return make_tree_rows(std::move(plans), rewards.data(), max_tokens);
   }
 
   // (rollout, call, prompt length, index, kind, chain, closest chain, its context length) each.
@@ -152,9 +160,19 @@ class Planner {
   };
 
   struct Base {
-    const int32_t* ids;
+    const int32_t* ids = nullptr;  // null too where they lie scattered and are not asked for
     Chains::Position position;
+    std::vector<int32_t> gathered;
   };
+
+  Plans plans_for(const py::array_t<float, py::array::c_style>& rewards) const {
+    require(static_cast<std::size_t>(rewards.size()) == rollouts_.size(), "rewards has ",
+            rewards.size(), " entries for ", rollouts_.size(), " rollouts");
+    Plans plans;
+    plans.reserve(rollouts_.size());
+    for (const Streamed& each : rollouts_) plans.push_back(each.plan);
+    return plans;
+  }
 
   // A rollout's calls, alive together: later ones recognise earlier ones' tokens.
   static std::deque<PythonCall> read_calls(py::handle rollout_id, py::handle calls) {
@@ -172,36 +190,44 @@ class Planner {
 
   std::shared_ptr<RolloutPlan> plan(const std::deque<PythonCall>& read) {
     auto made = std::make_shared<RolloutPlan>(level_, &spare_);
-    if (level_ == Level::kTrajectory) {
-      int64_t longest = 0;
-      for (const PythonCall& call : read) {
-        longest = std::max(longest, call.prompt.size() + call.response.size());
-      }
-      made->chains().reserve(longest);
+    int64_t longest = 0;
+    for (const PythonCall& call : read) {
+      longest = std::max(longest, call.prompt.size() + call.response.size());
     }
+    made->reserve(longest);
     for (const PythonCall& call : read) {
       if (call.call_class != CallClass::kLaidOut) call.check_ids();
       made->add(call.call_class, call.prompt, call.response, call.log_probs);
     }
-    made->chains().forget_echoes();
+    made->forget_echoes();
     return made;
   }
 
+  // `all_ids`: also those that are known to be in the tree.
   static Base find_base(const RolloutPlan& plan, py::handle rollout_id, int64_t call, int64_t base,
-                        int64_t keep) {
+                        int64_t keep, bool all_ids) {
     const std::string where = Where{"", rollout_id, call}.text();
     if (base == -1) {
       require(keep == 0, where, "keep must be 0 without a base_call, got ", keep);
-      return {nullptr, {}};
+      return {};
     }
     require(base >= 0 && base < call, where, "base_call must be an earlier call, got ", base);
     const PlannedCall& from = plan.calls()[static_cast<std::size_t>(base)];
     const int64_t context = from.prompt_length + from.response_length;
     require(keep >= 0 && keep <= context, where, "keep must be from 0 to the ", context,
             " tokens of call ", base, ", got ", keep);
-    if (from.chain < 0) return {from.context.data(), {}};
+    if (from.chain < 0) return {from.context.data(), {}, {}};
+    if (plan.level() == Level::kTree) {
+      Base found{nullptr, plan.tree().position_of(from.chain, keep), {}};
+      if (all_ids) {
+        found.gathered.resize(static_cast<std::size_t>(keep));
+        plan.tree().copy_path(from.chain, 0, static_cast<int32_t>(keep), found.gathered.data());
+        found.ids = found.gathered.data();
+      }
+      return found;
+    }
     const Chain& chain = plan.chains().list()[static_cast<std::size_t>(from.chain)];
-    return {chain.tokens.data(), plan.chains().position_of(from.chain, keep)};
+    return {chain.tokens.data(), plan.chains().position_of(from.chain, keep), {}};
   }
 
   Level level_;
@@ -252,6 +278,9 @@ void fill_jagged_rows(const RowSet& set, const py::dict& outputs) {
   fill_jagged(set.rows.data(), static_cast<int64_t>(set.rows.size()), out);
 }
 
+// Whether a row's positions do not count up by one somewhere.
+bool branches(const RowSet& set) { return !set.jumps.empty(); }
+
 // (prompt length, response length) per row: (B,), (B,).
 py::tuple lengths_of(const RowSet& set) {
   std::vector<int64_t> prompts;
@@ -274,6 +303,7 @@ void bind_plan(py::module_& m) {
                              })
       .def_property_readonly("lengths", &lengths_of)
       .def_readonly("any_log_probs", &RowSet::any_log_probs)
+      .def_property_readonly("branches", &branches)
       .def_property_readonly("rollout", [](const RowSet& set) { return to_numpy(set.rollout); })
       .def_property_readonly("first_call",
                              [](const RowSet& set) { return to_numpy(set.first_call); })
@@ -287,12 +317,13 @@ void bind_plan(py::module_& m) {
       .def(
           "flatten",
           [](const RowSet& set) {
+            require(!branches(set), "flat rows count their positions up by one");
             return FlatRows(set.rows.data(), static_cast<int64_t>(set.rows.size()));
           },
           py::keep_alive<0, 1>());
 
   py::class_<Planner>(m, "Planner")
-      .def(py::init<bool>(), py::kw_only(), py::arg("trajectory"))
+      .def(py::init<bool, bool>(), py::kw_only(), py::arg("trajectory"), py::arg("tree") = false)
       .def("add_many", &Planner::add_many, py::arg("rollout_ids"), py::arg("calls"))
       .def("open_with", &Planner::open_with, py::arg("rollout_id"), py::arg("base_call"),
            py::arg("keep"), py::arg("call"))
@@ -303,6 +334,8 @@ void bind_plan(py::module_& m) {
       .def("rows", &Planner::rows, py::arg("rewards").noconvert(), py::kw_only(),
            py::arg("max_prompt_length"), py::arg("max_response_length"),
            py::arg("max_total_length"), py::arg("drop_overlong"), py::arg("truncated_rollouts"))
+      .def("tree_rows", &Planner::tree_rows, py::arg("rewards").noconvert(), py::kw_only(),
+           py::arg("max_tokens"))
       .def("mismatches", &Planner::mismatches)
       .def("context", &Planner::context, py::arg("rollout"), py::arg("chain"), py::arg("begin"),
            py::arg("end"))

@@ -2,14 +2,12 @@
 
 #include <algorithm>
 
+#include "core/child_key.h"
+
 namespace agl {
 namespace {
 
 constexpr int32_t kRoot = 0;
-
-uint64_t child_key(int32_t node, int32_t token) {
-  return static_cast<uint64_t>(node) << 32 | static_cast<uint32_t>(token);
-}
 
 }  // namespace
 

@@ -29,6 +29,23 @@ void fill_segments(const Row& row, int64_t* mask, int64_t* calls, float* scores,
   scores[begin - 1] = row.score;
 }
 
+// The positions of a row's tokens, without padding. Returns the last one, 0 where there is none.
+template <Stores kStores>
+int64_t fill_positions(const Row& row, int64_t* out) {
+  using W = Writer<kStores>;
+  const int64_t length = int64_t{row.prompt_length} + row.response_length;
+  int64_t begin = 0;
+  int64_t depth = 0;
+  for (int32_t j = 0; j < row.num_jumps; ++j) {
+    const int64_t end = row.prompt_length + int64_t{row.jumps[j].index};
+    out = W::iota(out, end - begin, depth);
+    begin = end;
+    depth = row.jumps[j].depth;
+  }
+  W::iota(out, length - begin, depth);
+  return length > 0 ? depth + (length - begin) - 1 : 0;
+}
+
 template <Stores kStores>
 void fill_padded_row(const Row& row, int64_t index, const Widths& widths, int64_t pad_id,
                      const PaddedOutput& out) {
@@ -52,7 +69,7 @@ void fill_padded_row(const Row& row, int64_t index, const Widths& widths, int64_
   W::fill(W::fill(mask, p + r, 1), right, 0);
 
   int64_t* positions = W::fill(out.position_ids + row_t, left, 0);
-  W::fill(W::iota(positions, p + r), right, p + r > 0 ? p + r - 1 : 0);
+  W::fill(positions + p + r, right, fill_positions<kStores>(row, positions));
 
   fill_segments<kStores>(row, out.response_mask + row_r,
                          out.call_index ? out.call_index + row_r : nullptr, out.scores + row_r,
@@ -78,7 +95,7 @@ void fill_jagged_row(const Row& row, const Starts& start, const JaggedOutput& ou
   W::widen(out.prompts + start.prompt, row.prompt, p);
   W::widen(out.responses + start.response, row.response, r);
   W::widen(W::widen(out.input_ids + total, row.prompt, p), row.response, r);
-  W::iota(out.position_ids + total, p + r);
+  fill_positions<kStores>(row, out.position_ids + total);
   fill_segments<kStores>(row, out.response_mask + start.response,
                          out.call_index ? out.call_index + start.response : nullptr,
                          out.scores + start.response,

@@ -6,30 +6,6 @@
 namespace agl {
 namespace {
 
-// Counts the calls that are not laid out; those that are belong to their chains.
-void count_calls(const RolloutPlan& plan, RolloutCounts& counts) {
-  for (const PlannedCall& call : plan.calls()) {
-    counts.sampled += call.response_length;
-    switch (call.call_class) {
-      case CallClass::kLaidOut:
-        break;
-      case CallClass::kDuplicate:
-        counts.duplicate += call.response_length;
-        break;
-      case CallClass::kAborted:
-        counts.dropped[kAborted] += call.response_length;
-        break;
-      case CallClass::kExcluded:
-        counts.dropped[kExcluded] += call.response_length;
-        break;
-      case CallClass::kEmpty:
-        counts.dropped[kEmpty] += call.response_length;
-        ++counts.empty_calls;
-        break;
-    }
-  }
-}
-
 // A chain's row before its batch is known, with what the cut left of its sampled tokens.
 struct CutChain {
   Row row{};
@@ -100,8 +76,7 @@ void add_row(RowSet& set, const CutChain& cut, std::size_t rollout, bool marked)
 // Cuts one rollout's chains into rows and counts where its sampled tokens went.
 void add_rollout(RowSet& set, const RolloutPlan& plan, std::size_t rollout, float reward,
                  const Limits& limits) {
-  RolloutCounts& counts = set.counts[rollout];
-  count_calls(plan, counts);
+  RolloutCounts& counts = set.counts[rollout] = count_calls(plan);
 
   std::vector<CutChain> cuts;
   cuts.reserve(plan.chains().list().size());

@@ -5,19 +5,20 @@
 #include <memory>
 #include <vector>
 
+#include "core/call_tree.h"
 #include "core/chains.h"
 #include "core/rows.h"
 
 namespace agl {
 
-enum class Level : uint8_t { kTransition, kTrajectory };
+enum class Level : uint8_t { kTransition, kTrajectory, kTree };
 
 // What becomes of a call, in the order the rules are asked.
 enum class CallClass : uint8_t { kLaidOut, kDuplicate, kAborted, kExcluded, kEmpty };
 
 struct PlannedCall {
   CallClass call_class;
-  int32_t chain;  // -1 unless laid out
+  int32_t chain;  // at level tree its run; -1 unless laid out
   int64_t prompt_length;
   int64_t response_length;
   std::vector<int32_t> context;  // prompt and response, only of calls not laid out that are kept
@@ -32,11 +33,14 @@ struct PlannedMismatch {
   MismatchKind kind;
 };
 
-// One rollout's calls, merged into chains as they come.
+// One rollout's calls, merged into chains or into a tree as they come.
 class RolloutPlan {
  public:
   // `spare` outlives the plan.
-  RolloutPlan(Level level, SpareTokens* spare) : level_(level), chains_(spare) {}
+  RolloutPlan(Level level, SpareTokens* spare) : level_(level), chains_(spare), tree_(spare) {}
+
+  // Room for the longest context, before the first call.
+  void reserve(int64_t tokens);
 
   // `log_probs`: one per response token, or null.
   void add(CallClass call_class, const TokenReader& prompt, const TokenReader& response,
@@ -45,14 +49,20 @@ class RolloutPlan {
   // Lets later calls refer to the last call's tokens although it was not laid out.
   void keep_context(const TokenReader& prompt, const TokenReader& response);
 
-  Chains& chains() { return chains_; }
-  const Chains& chains() const { return chains_; }
+  // As for Chains and CallTree.
+  void forget_echoes();
+  void recycle();
+
+  Level level() const { return level_; }
+  const Chains& chains() const { return chains_; }  // empty at level tree
+  const CallTree& tree() const { return tree_; }    // empty at the other levels
   const std::vector<PlannedCall>& calls() const { return calls_; }
   const std::vector<PlannedMismatch>& mismatches() const { return mismatches_; }
 
  private:
   Level level_;
   Chains chains_;
+  CallTree tree_;
   std::vector<PlannedCall> calls_;
   std::vector<PlannedMismatch> mismatches_;
   std::vector<std::shared_ptr<const float[]>> log_probs_;
@@ -74,6 +84,7 @@ enum DropReason : uint8_t {
   kEmpty,
   kOverlongPrompt,
   kTruncatedRollout,
+  kOverlongCall,
   kNumDropReasons
 };
 
@@ -92,13 +103,18 @@ struct RolloutCounts {
   bool lost_tokens = false;  // sampled tokens were lost to a limit
 };
 
+// Counts the calls that are not laid out.
+RolloutCounts count_calls(const RolloutPlan& plan);
+
 using Plans = std::vector<std::shared_ptr<const RolloutPlan>>;
 
-// The rows of a batch. They point into the plans they were made from.
+// The rows of a batch. They point into the plans they were made from, or at `tokens`.
 struct RowSet {
   Plans plans;
   std::vector<Row> rows;
   std::vector<Segment> segments;
+  std::vector<Jump> jumps;
+  Tokens tokens;                       // of trees, row by row
   std::vector<int32_t> rollout;        // per row
   std::vector<int32_t> first_call;     // per row
   std::vector<uint8_t> marked;         // per row: counts in its group, not in the update
@@ -110,7 +126,12 @@ struct RowSet {
   int64_t response_tokens = 0;
 };
 
-// Cuts every chain to the limits. `rewards`: one per rollout.
+// Cuts every chain of plans at level transition or trajectory to the limits. `rewards`: one per
+// rollout.
 RowSet make_rows(Plans plans, const float* rewards, const Limits& limits);
+
+// Lays the trees of plans at level tree out, depth first, in rows of at most `max_tokens`; a call
+// that is longer is dropped. `rewards`: one per rollout.
+RowSet make_tree_rows(Plans plans, const float* rewards, int64_t max_tokens);
 
 }  // namespace agl

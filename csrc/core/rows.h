@@ -11,14 +11,22 @@ struct Segment {
   const float* log_probs;  // one per token of the run, or null where unknown
 };
 
+// Where a row's positions do not go on by one: the response token at `index` is at `depth`.
+struct Jump {
+  int32_t index;
+  int32_t depth;
+};
+
 // One training row, cut to its limits. Borrows everything it points at.
 struct Row {
   const int32_t* prompt;
   const int32_t* response;
   const Segment* segments;  // cover the response exactly
+  const Jump* jumps;        // by index; the row counts up from 0 to the first
   int32_t prompt_length;
   int32_t response_length;
   int32_t num_segments;
+  int32_t num_jumps;
   float score;  // the reward; it stands on the last response token
 };
 

@@ -32,8 +32,8 @@ struct Writer<Stores::kCached> {
     return out + count;
   }
 
-  static int64_t* iota(int64_t* out, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) out[i] = i;
+  static int64_t* iota(int64_t* out, int64_t count, int64_t first) {
+    for (int64_t i = 0; i < count; ++i) out[i] = first + i;
     return out + count;
   }
 
@@ -86,9 +86,8 @@ struct Writer<Stores::kStreaming> {
     return out;
   }
 
-  static int64_t* iota(int64_t* out, int64_t count) {
+  static int64_t* iota(int64_t* out, int64_t count, int64_t next) {
     int64_t* const end = out + count;
-    int64_t next = 0;
     if (count > 0 && !aligned(out)) *out++ = next++;
     __m128i pair = _mm_set_epi64x(next + 1, next);
     const __m128i two = _mm_set1_epi64x(2);

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 # Why a sampled token was dropped, in the order the rules are asked (docs/rows.md).
-DROP_REASONS = ("aborted", "excluded", "empty", "overlong_prompt", "truncated_rollout")
+DROP_REASONS = (
+    "aborted",
+    "excluded",
+    "empty",
+    "overlong_prompt",
+    "truncated_rollout",
+    "overlong_call",
+)
 
 # How a call missed every open chain (docs/rows.md, "Mismatches").
 MISMATCH_KINDS = ("shortened", "retokenised", "new_conversation", "history_rewritten")

@@ -19,7 +19,8 @@ class Batch:
         tensors: by name (docs/rows.md, "The tensors"): prompts (B, P), responses, response_mask
             and, if asked for, call_index (B, R), input_ids, attention_mask and position_ids (B, T),
             all int64; token_level_scores (B, R) float32; is_drop_mask (B,) bool;
-            rollout_log_probs (B, R) float32 if any row has some. In layout jagged the first eight
+            rollout_log_probs (B, R) float32 if any row has some. At level tree position_ids are
+            depths in the rollout's tree (docs/tree.md). In layout jagged the first eight
             and rollout_log_probs are nested tensors, and attention_mask is left out.
         columns: by name, one entry a row: data_id_list, rollout_id_list, first_call_index_list,
             turn_index_list (level transition), has_rollout_log_probs.

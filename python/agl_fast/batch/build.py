@@ -10,7 +10,13 @@ import torch
 from agl_fast.batch.batch import Batch
 from agl_fast.batch.builder import BatchBuilder
 from agl_fast.batch.calls import Rollout
-from agl_fast.batch.options import Layout, Level, OverlongPrompt, TruncatedRollouts
+from agl_fast.batch.options import (
+    TREE_MAX_TOKENS,
+    Layout,
+    Level,
+    OverlongPrompt,
+    TruncatedRollouts,
+)
 
 
 def build_batch(
@@ -23,6 +29,7 @@ def build_batch(
     pad_token_id: int,
     overlong_prompt: OverlongPrompt | None = None,
     truncated_rollouts: TruncatedRollouts = "train",
+    tree_max_tokens: int = TREE_MAX_TOKENS,
     reward_fillna_value: float = 0.0,
     trim: bool = False,
     layout: Layout = "padded",
@@ -35,7 +42,9 @@ def build_batch(
     Args:
         rollouts: in the order their rows shall stand.
         level: ``transition``, one row a call; ``trajectory``, calls merge into a row where a prompt
-            extends the context before it.
+            extends the context before it; ``tree``, one row a rollout, its calls' prefix
+            tree (docs/tree.md). Rows of trees are as wide as they are: the four options below are
+            checked and not used, nor is ``trim``.
         max_prompt_length: P, at least 1.
         max_response_length: R, at least 1; a row keeps the first R response tokens.
         max_total_length: limit on a row's prompt and response together.
@@ -44,6 +53,8 @@ def build_batch(
             keeps the first P and marks the row. None: ``spill`` at level trajectory, else ``drop``.
         truncated_rollouts: what becomes of a rollout that lost sampled tokens to a limit:
             ``train`` the rest, ``mask`` its rows, or train it with ``zero_reward``.
+        tree_max_tokens: level tree: a rollout whose tree has more tokens gives several rows, and a
+            call that has more is dropped.
         reward_fillna_value: reward of rollouts that have none.
         trim: widths are the longest prompt and response of the batch instead of P and R.
         layout: ``padded`` or ``jagged`` (nested tensors).
@@ -63,6 +74,7 @@ def build_batch(
         pad_token_id=pad_token_id,
         overlong_prompt=overlong_prompt,
         truncated_rollouts=truncated_rollouts,
+        tree_max_tokens=tree_max_tokens,
         reward_fillna_value=reward_fillna_value,
         trim=trim,
         layout=layout,

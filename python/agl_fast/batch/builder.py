@@ -18,7 +18,14 @@ from agl_fast.batch.batch import Batch
 from agl_fast.batch.calls import Call, LogProbs, Rollout, TokenIds
 from agl_fast.batch.collect import Counts, collect_mismatches
 from agl_fast.batch.metrics import training_metrics
-from agl_fast.batch.options import Layout, Level, Options, OverlongPrompt, TruncatedRollouts
+from agl_fast.batch.options import (
+    TREE_MAX_TOKENS,
+    Layout,
+    Level,
+    Options,
+    OverlongPrompt,
+    TruncatedRollouts,
+)
 from agl_fast.batch.pending import Pending
 from agl_fast.batch.rewards import read_credit, read_reward
 from agl_fast.ops import rows as row_ops
@@ -75,6 +82,7 @@ class BatchBuilder:
         pad_token_id: int,
         overlong_prompt: OverlongPrompt | None = None,
         truncated_rollouts: TruncatedRollouts = "train",
+        tree_max_tokens: int = TREE_MAX_TOKENS,
         reward_fillna_value: float = 0.0,
         trim: bool = False,
         layout: Layout = "padded",
@@ -91,6 +99,7 @@ class BatchBuilder:
             pad_token_id=pad_token_id,
             overlong_prompt=overlong_prompt,
             truncated_rollouts=truncated_rollouts,
+            tree_max_tokens=tree_max_tokens,
             reward_fillna_value=reward_fillna_value,
             trim=trim,
             layout=layout,
@@ -99,7 +108,7 @@ class BatchBuilder:
         )
         target = torch.device("cpu" if device is None else device)
         self._buffers = Buffers(target, reuse=reuse_buffers)
-        self._planner = _core.Planner(trajectory=level == "trajectory")
+        self._planner = _core.Planner(trajectory=level == "trajectory", tree=level == "tree")
         self._pending: dict[str, Pending] = {}
         self._lock = threading.RLock()
 
@@ -247,15 +256,7 @@ class BatchBuilder:
             raise ValueError("no rollouts: add at least one before the batch is built")
         options = self._options
         pending = list(self._pending.values())
-        rewards = [self._filled(each.reward) for each in pending]
-        rows = self._planner.rows(
-            np.array(rewards, np.float32),
-            max_prompt_length=options.max_prompt_length,
-            max_response_length=options.max_response_length,
-            max_total_length=options.max_total_length or 0,
-            drop_overlong=options.drops_overlong,
-            truncated_rollouts=_TRUNCATED_ROLLOUTS[options.truncated_rollouts],
-        )
+        rows = self._rows(np.array([self._filled(each.reward) for each in pending], np.float32))
         counts = Counts(rows.counts)
         accounting = counts.total()
         if len(rows) == 0:
@@ -302,6 +303,19 @@ class BatchBuilder:
         self._clear()
         return batch
 
+    def _rows(self, rewards: NDArray[np.float32]) -> _core.Rows:
+        options = self._options
+        if options.level == "tree":
+            return self._planner.tree_rows(rewards, max_tokens=options.tree_max_tokens)
+        return self._planner.rows(
+            rewards,
+            max_prompt_length=options.max_prompt_length,
+            max_response_length=options.max_response_length,
+            max_total_length=options.max_total_length or 0,
+            drop_overlong=options.drops_overlong,
+            truncated_rollouts=_TRUNCATED_ROLLOUTS[options.truncated_rollouts],
+        )
+
     def _clear(self) -> None:
         self._planner.clear()
         self._pending.clear()
@@ -328,7 +342,7 @@ class BatchBuilder:
             widths = (options.max_prompt_length, options.max_response_length)
             tensors = row_ops.padded(
                 rows,
-                *(rows.longest if options.trim else widths),
+                *(rows.longest if options.trim or options.level == "tree" else widths),
                 options.pad_token_id,
                 call_index=options.call_index,
                 buffers=self._buffers,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_fast import _core
-from agl_fast.batch.accounting import Accounting, Mismatch
+from agl_fast.batch.accounting import DROP_REASONS, Accounting, Mismatch
 from agl_fast.batch.mismatch import is_retokenised
 
 _KINDS = ("shortened", "new_conversation", "history_rewritten")
@@ -50,20 +50,13 @@ class Counts:
 
 def _accounting(line: list[int]) -> Accounting:
     sampled, trained, truncated, duplicate, empty_calls, empty_rows, _, _, _, _, *dropped = line
-    aborted, excluded, empty, overlong_prompt, truncated_rollout = dropped
     return Accounting(
         sampled,
         trained,
         truncated,
         sum(dropped),
         duplicate,
-        {
-            "aborted": aborted,
-            "excluded": excluded,
-            "empty": empty,
-            "overlong_prompt": overlong_prompt,
-            "truncated_rollout": truncated_rollout,
-        },
+        dict(zip(DROP_REASONS, dropped, strict=True)),
         empty_calls,
         empty_rows,
     )

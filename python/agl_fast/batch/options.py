@@ -8,10 +8,12 @@ from typing import Any, Literal, get_args
 from agl_fast.batch.rewards import read_reward
 from agl_fast.ops.checks import INT32_MAX, INT64_MAX, INT64_MIN, integer
 
-Level = Literal["transition", "trajectory"]
+Level = Literal["transition", "trajectory", "tree"]
 OverlongPrompt = Literal["drop", "spill"]
 TruncatedRollouts = Literal["train", "mask", "zero_reward"]
 Layout = Literal["padded", "jagged"]
+
+TREE_MAX_TOKENS = 16384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,7 @@ class Options:
     pad_token_id: int
     overlong_prompt: OverlongPrompt | None = None
     truncated_rollouts: TruncatedRollouts = "train"
+    tree_max_tokens: int = TREE_MAX_TOKENS
     reward_fillna_value: float = 0.0
     trim: bool = False
     layout: Layout = "padded"
@@ -41,6 +44,7 @@ class Options:
         integer("max_response_length", self.max_response_length, 1, INT32_MAX)
         if self.max_total_length is not None:
             integer("max_total_length", self.max_total_length, 1, INT32_MAX)
+        integer("tree_max_tokens", self.tree_max_tokens, 1, INT32_MAX)
         integer("pad_token_id", self.pad_token_id, INT64_MIN, INT64_MAX)
         if read_reward(self.reward_fillna_value, "reward_fillna_value") is None:
             error = TypeError if self.reward_fillna_value is None else ValueError

@@ -53,7 +53,8 @@ def padded(
         RuntimeError: the buffers are on a CUDA device and torch finds none.
     """
     log_probs = rows.any_log_probs
-    on_device = cuda.runs_on(buffers.device)
+    # Rows of trees are few and have no padding to speak of: a copy takes them to the device.
+    on_device = cuda.runs_on(buffers.device) and not rows.branches
     home = buffers if on_device else _on_host(buffers)
     widths = dict.fromkeys(PROMPT_KEYS, prompt_width)
     widths |= dict.fromkeys(TOTAL_KEYS, prompt_width + response_width)

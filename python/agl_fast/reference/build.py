@@ -34,6 +34,7 @@ def build_batch(
     pad_token_id: int,
     overlong_prompt: str | None = None,
     truncated_rollouts: str = "train",
+    tree_max_tokens: int = 16384,
     reward_fillna_value: float = 0.0,
     trim: bool = False,
     layout: str = "padded",
@@ -57,6 +58,7 @@ def build_batch(
             level=level,
             limits=limits,
             truncated_rollouts=truncated_rollouts,
+            tree_max_tokens=tree_max_tokens,
             reward_fillna_value=reward_fillna_value,
             tokenizer=tokenizer,
         )
@@ -67,6 +69,7 @@ def build_batch(
     if not rows:
         raise EmptyBatchError("no call gave a row", accounting)
 
+    trim = trim or level == "tree"
     if layout == "jagged":
         tensors = jagged_tensors(rows, call_index=call_index)
     else:

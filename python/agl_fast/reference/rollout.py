@@ -9,7 +9,16 @@ from agl_fast.batch.accounting import Accounting, Mismatch, RolloutEntry
 from agl_fast.reference.calls import RolloutLike, Turn, read_turn, reason_to_leave_out
 from agl_fast.reference.chains import chain_per_call, merge_into_chains
 from agl_fast.reference.rewards import credits_of_calls, final_reward, rewards_of_calls
-from agl_fast.reference.rows import Limits, Row, count, cut, drop_reason, is_truncated
+from agl_fast.reference.rows import (
+    CutChain,
+    Limits,
+    Row,
+    count,
+    cut,
+    drop_reason,
+    is_truncated,
+)
+from agl_fast.reference.tree import tree_rows
 
 
 @dataclass(frozen=True)
@@ -25,41 +34,29 @@ def lay_out_rollout(
     level: str,
     limits: Limits,
     truncated_rollouts: str,
+    tree_max_tokens: int,
     reward_fillna_value: float,
     tokenizer: Any,
 ) -> LaidOutRollout:
     accounting = Accounting()
     turns = _turns_to_lay_out(rollout, accounting)
-    mismatches: list[Mismatch] = []
-    if level == "transition":
-        chains = chain_per_call(turns)
-    else:
-        chains, mismatches = merge_into_chains(rollout.rollout_id, turns, tokenizer)
-    cut_chains = [cut(chain, limits) for chain in chains]
-
     reward, has_reward = final_reward(rollout, reward_fillna_value)
     of_calls = rewards_of_calls(rollout)
-    truncated = is_truncated(cut_chains)
-    if truncated and truncated_rollouts == "zero_reward":
-        reward, of_calls = 0.0, None
-
-    rows: list[Row] = []
-    for chain in cut_chains:
-        reason = drop_reason(chain, mask_rollout=truncated and truncated_rollouts == "mask")
-        count(chain, reason, accounting)
-        if chain.n_kept > 0:
-            row = Row(
-                rollout_id=rollout.rollout_id,
-                data_id=rollout.data_id,
-                first_call=chain.first_call,
-                prompt=chain.prompt,
-                response=chain.response,
-                sampled_by=chain.sampled_by,
-                log_probs=chain.log_probs,
-                is_dropped=reason is not None,
-                score=reward,
-            )
-            rows.append(row)
+    truncated = False
+    mismatches: list[Mismatch] = []
+    if level == "tree":
+        rows = tree_rows(rollout, turns, tree_max_tokens, reward, accounting)
+    else:
+        if level == "transition":
+            chains = chain_per_call(turns)
+        else:
+            chains, mismatches = merge_into_chains(rollout.rollout_id, turns, tokenizer)
+        cut_chains = [cut(chain, limits) for chain in chains]
+        truncated = is_truncated(cut_chains)
+        if truncated and truncated_rollouts == "zero_reward":
+            reward, of_calls = 0.0, None
+        mask_rollout = truncated and truncated_rollouts == "mask"
+        rows = _chain_rows(rollout, cut_chains, mask_rollout, reward, accounting)
 
     entry = RolloutEntry(
         rollout_id=rollout.rollout_id,
@@ -75,6 +72,34 @@ def lay_out_rollout(
         call_credits=credits_of_calls(rollout),
     )
     return LaidOutRollout(rows, entry, mismatches)
+
+
+def _chain_rows(
+    rollout: RolloutLike,
+    chains: list[CutChain],
+    mask_rollout: bool,
+    reward: float,
+    accounting: Accounting,
+) -> list[Row]:
+    rows: list[Row] = []
+    for chain in chains:
+        reason = drop_reason(chain, mask_rollout=mask_rollout)
+        count(chain, reason, accounting)
+        if chain.n_kept > 0:
+            row = Row(
+                rollout_id=rollout.rollout_id,
+                data_id=rollout.data_id,
+                first_call=chain.first_call,
+                prompt=chain.prompt,
+                response=chain.response,
+                sampled_by=chain.sampled_by,
+                log_probs=chain.log_probs,
+                positions=list(range(len(chain.prompt) + len(chain.response))),
+                is_dropped=reason is not None,
+                score=reward,
+            )
+            rows.append(row)
+    return rows
 
 
 def _turns_to_lay_out(rollout: RolloutLike, accounting: Accounting) -> list[Turn]:

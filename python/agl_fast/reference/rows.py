@@ -20,7 +20,10 @@ class Limits:
 
 @dataclass
 class Row:
-    """A row of the batch; ``sampled_by`` and ``log_probs`` are parallel to ``response``."""
+    """A row of the batch; ``sampled_by`` and ``log_probs`` are parallel to ``response``.
+
+    ``positions`` are those of prompt and response, one behind the other.
+    """
 
     rollout_id: str
     data_id: str
@@ -29,6 +32,7 @@ class Row:
     response: list[int]
     sampled_by: list[int]
     log_probs: list[float | None]
+    positions: list[int]
     is_dropped: bool
     score: float
 

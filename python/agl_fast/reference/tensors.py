@@ -42,7 +42,7 @@ def padded_tensors(
         tensors["responses"].append(response)
         tensors["input_ids"].append(prompt + response)
         tensors["attention_mask"].append(attention_mask)
-        tensors["position_ids"].append(_position_ids(attention_mask))
+        tensors["position_ids"].append(_padded_positions(row, prompt_width, response_width))
         tensors["response_mask"].append(right_padded(row.response_mask, 0))
         tensors["token_level_scores"].append(right_padded(_scores(row), 0.0))
     if call_index:
@@ -58,7 +58,7 @@ def jagged_tensors(rows: list[Row], *, call_index: bool) -> dict[str, Any]:
         "prompts": [row.prompt for row in rows],
         "responses": [row.response for row in rows],
         "input_ids": [row.prompt + row.response for row in rows],
-        "position_ids": [list(range(len(row.prompt) + len(row.response))) for row in rows],
+        "position_ids": [row.positions for row in rows],
         "response_mask": [row.response_mask for row in rows],
         "token_level_scores": [_scores(row) for row in rows],
         "is_drop_mask": [row.is_dropped for row in rows],
@@ -82,13 +82,10 @@ def columns(rows: list[Row], *, level: str) -> dict[str, list[Any]]:
     }
 
 
-def _position_ids(attention_mask: list[int]) -> list[int]:
-    positions: list[int] = []
-    n_real = 0
-    for real in attention_mask:
-        n_real += real
-        positions.append(max(n_real - 1, 0))
-    return positions
+def _padded_positions(row: Row, prompt_width: int, response_width: int) -> list[int]:
+    left = prompt_width - len(row.prompt)
+    right = response_width - len(row.response)
+    return [0] * left + row.positions + row.positions[-1:] * right
 
 
 def _scores(row: Row) -> list[float]:
