@@ -21,7 +21,7 @@ STOREYS = [
     {"quickstart"},
     {"algorithm"},
     # what starts a run, and what says whether one could start
-    {"verl.entrypoint", "verl.ray_cluster", "verl.dry_run", "doctor"},
+    {"verl.entrypoint", "verl.ray_cluster", "verl.dry_run", "verl.replay", "doctor"},
     {"verl.trainer"},
     {"verl.daemon"},
     {"verl.proxy"},

@@ -168,7 +168,16 @@ class _EndpointProxy(LLMProxy):
         super().update_model_list([self._endpoint_entry])
 
 
-class _DryRunAlgorithm(agentlightning.Algorithm):  # type: ignore[misc]
+class _KeepingDaemon(AgentModeDaemon):
+    def __init__(self, outcomes: list[Outcome], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._kept_outcomes = outcomes
+
+    def rollout_finished(self, outcome: Outcome) -> None:
+        self._kept_outcomes.append(outcome)
+
+
+class _DryRunAlgorithm(agentlightning.Algorithm):
     def __init__(
         self, proxy: LLMProxy, rows: Mapping[str, Any], daemon_settings: Mapping[str, Any]
     ) -> None:
@@ -183,7 +192,8 @@ class _DryRunAlgorithm(agentlightning.Algorithm):  # type: ignore[misc]
     def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
         rows = self._rows
         is_trajectory = rows["level"] != "transition"
-        daemon = AgentModeDaemon(
+        daemon = _KeepingDaemon(
+            self.outcomes,
             port=None,
             mini_batch_size=1,
             pad_token_id=rows["pad_token_id"],
@@ -197,11 +207,11 @@ class _DryRunAlgorithm(agentlightning.Algorithm):  # type: ignore[misc]
             },
             **self._daemon_settings,
         )
-        daemon.rollout_finished = self.outcomes.append  # type: ignore[method-assign]
         daemon.start()
         try:
             samples = [Samples(train_dataset)[i] for i in range(len(train_dataset))]
-            daemon.set_up_data_and_server(columns_of(samples), ["the endpoint"], is_train=True)
+            columns: Mapping[str, Any] = columns_of(samples)
+            daemon.set_up_data_and_server(columns, ["the endpoint"], is_train=True)
             daemon.run_until_all_finished()
             widths = rows["max_prompt_length"], rows["max_response_length"]
             try:
