@@ -1,6 +1,6 @@
 """The benchmarks: each against what people use today, in the order of the table."""
 
-from benchmarks import competitors
+from benchmarks import bench_tree, competitors
 from benchmarks.workload import Row, Workload
 
 WORKLOADS = (
@@ -133,6 +133,7 @@ WORKLOADS = (
         ),
         rounds=7,
     ),
+    *bench_tree.WORKLOADS,
     Workload(
         "cuda",
         competitors.prepare_cuda,
