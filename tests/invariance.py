@@ -17,7 +17,6 @@ from agl_fast.verl.trainer import WorkerGroups, ppo_step
 from plain_actor import VOCABULARY, PlainActor, PlainCritic, plain_model
 from small_trees import forked_calls
 from tiny_model import make_tiny_model
-from tree_batches import tree_batch
 
 P, R = 24, 96
 N_GROUPS, GROUP_SIZE = 6, 2
@@ -65,7 +64,6 @@ class Cut:
         shuffled: the rows stand in another order.
         fixed: micro-batches are filled up to their size.
         branched: the calls of `branched_rollouts`.
-        max_tokens: of a tree.
     """
 
     level: str
@@ -74,7 +72,7 @@ class Cut:
     trim: bool = True
     fixed: bool = False
     branched: bool = False
-    max_tokens: int = 1000
+    tree_max_tokens: int = 1000
 
 
 AS_CALLS = Cut("transition", 64)
@@ -140,11 +138,16 @@ def branched_rollouts() -> list[agl_fast.Rollout]:
 
 
 def cut_into_rows(cut: Cut) -> agl_fast.Batch:
-    made = branched_rollouts() if cut.branched else rollouts()
-    if cut.level == "tree":
-        batch = tree_batch(made, max_tokens=cut.max_tokens)
-    else:
-        batch = _build(made, cut)
+    batch = agl_fast.build_batch(
+        branched_rollouts() if cut.branched else rollouts(),
+        level=cut.level,
+        max_prompt_length=P if cut.level == "trajectory" else P + R,
+        max_response_length=R,
+        tree_max_tokens=cut.tree_max_tokens,
+        pad_token_id=0,
+        trim=cut.trim,
+        call_index=True,
+    )
     # Advantages are given in the precision of the scores.
     batch.tensors["token_level_scores"] = batch.tensors["token_level_scores"].double()
     accounting = batch.accounting
@@ -154,18 +157,6 @@ def cut_into_rows(cut: Cut) -> agl_fast.Batch:
         batch.tensors = {name: values[order] for name, values in batch.tensors.items()}
         batch.columns = {name: values[order] for name, values in batch.columns.items()}
     return batch
-
-
-def _build(made: list[agl_fast.Rollout], cut: Cut) -> agl_fast.Batch:
-    return agl_fast.build_batch(
-        made,
-        level=cut.level,
-        max_prompt_length=P if cut.level == "trajectory" else P + R,
-        max_response_length=R,
-        pad_token_id=0,
-        trim=cut.trim,
-        call_index=True,
-    )
 
 
 def configured(model: Path, **settings: Any) -> Any:

@@ -24,6 +24,7 @@ from agl_fast.verl.trainer.estimators import OF_ROLLOUTS
 from agl_fast.verl.tree.workers import CpuTreeTrainingWorker
 from invariance import AS_CALLS, OBJECTIVES, Cut, Learned, difference
 from plain_tree_actor import PlainTreeActor, PlainTreeCritic
+from tree_batches import merged_samples
 
 # verl's, torch's and transformers' own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -35,11 +36,11 @@ FOUND = 1e-4
 CALLS = Cut("transition", 64, branched=True)
 TREES = (
     Cut("tree", 64, branched=True),
-    Cut("tree", 3, branched=True, shuffled=True, max_tokens=60),
+    Cut("tree", 3, branched=True, shuffled=True, tree_max_tokens=60),
 )
 THROUGH_ENGINES = (
-    Cut("tree", 6, branched=True, max_tokens=100),
-    Cut("tree", 2, branched=True, shuffled=True, fixed=True, max_tokens=60),
+    Cut("tree", 6, branched=True, tree_max_tokens=100),
+    Cut("tree", 2, branched=True, shuffled=True, fixed=True, tree_max_tokens=60),
 )
 
 
@@ -149,9 +150,11 @@ def test_a_mutant_is_found(from_calls, config, name):
 
 
 def test_merged_samples_are_found(from_calls, config, monkeypatch):
-    build = invariance.tree_batch
+    build = invariance.cut_into_rows
     monkeypatch.setattr(
-        invariance, "tree_batch", lambda *given, **more: build(*given, merge_samples=True, **more)
+        invariance,
+        "cut_into_rows",
+        lambda cut: merged_samples(build(cut), invariance.branched_rollouts()),
     )
     asked = invariance.ask_for(config, "vanilla", "token-mean")
     found = invariance.learned_by_plain_model(TREES[0], asked, actor_cls=PlainTreeActor)

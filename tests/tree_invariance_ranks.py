@@ -22,7 +22,7 @@ with warnings.catch_warnings():
     from invariance import Cut
     from plain_tree_actor import PlainTreeActor
 
-TREES = Cut("tree", 2, branched=True, shuffled=True, max_tokens=60)
+TREES = Cut("tree", 2, branched=True, shuffled=True, tree_max_tokens=60)
 
 
 def main(folder: Path) -> None:
