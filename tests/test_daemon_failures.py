@@ -171,7 +171,8 @@ def test_rollout_cancelled_by_someone_else():
 
 
 @pytest.mark.parametrize("method", ["wait_for_rollouts", "query_spans", "get_latest_attempt"])
-def test_store_error_is_raised_with_its_cause(method):
+def test_store_error_is_raised_with_its_cause(method, monkeypatch):
+    monkeypatch.setattr(store_access, "AWAY_SECONDS", 0.1)
     store = new_store()
 
     async def breaks(*args, **kwargs):
@@ -255,7 +256,8 @@ def test_cleared_rollouts_are_cancelled_and_not_run():
     assert asked == ["q0"]
 
 
-def test_stop_ends_everything_although_the_store_is_gone():
+def test_stop_ends_everything_although_the_store_is_gone(monkeypatch):
+    monkeypatch.setattr(store_access, "AWAY_SECONDS", 0.1)
     store = new_store()
 
     async def breaks(*args, **kwargs):

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
+import aiohttp
 from agentlightning import LightningStore
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 STORE_SECONDS = 120.0
+# A store that restarts cannot be reached for a while.
+AWAY_SECONDS = 60.0
+_RETRY_SECONDS = 1.0
+_AWAY = (ConnectionError, aiohttp.ClientConnectionError)
 
 
 class StoreAccess:
     """A store whose errors say what was asked, and whose answers do not take for ever.
 
     Questions are asked one after another: a store that locks a thread while it waits would lock
-    itself out otherwise.
+    itself out otherwise. What may be asked twice is asked again where the store cannot be reached.
 
     Raises:
-        RuntimeError: the store raised an error, which is its cause.
+        RuntimeError: the store raised an error, which is its cause, or could not be reached for
+            ``AWAY_SECONDS``.
         TimeoutError: an answer took longer than ``STORE_SECONDS``.
     """
 
@@ -37,8 +47,11 @@ class StoreAccess:
 
     async def finished(self, rollout_ids: list[str]) -> list[Any]:
         """Those that are finished by now."""
-        answer = self._store.wait_for_rollouts(rollout_ids=rollout_ids, timeout=0)
-        return list(await _ask("list finished rollouts", answer))
+
+        def ask() -> Any:
+            return self._store.wait_for_rollouts(rollout_ids=rollout_ids, timeout=0)
+
+        return list(await _ask_again("list finished rollouts", ask))
 
     async def rollout(self, rollout_id: str) -> Any:
         """With its latest attempt as ``attempt``, if there is one.
@@ -47,25 +60,29 @@ class StoreAccess:
             RuntimeError: the store does not know it.
         """
         what = f"find rollout {rollout_id!r}"
-        rollout = await _ask(what, self._store.get_rollout_by_id(rollout_id))
+        rollout = await _ask_again(what, lambda: self._store.get_rollout_by_id(rollout_id))
         if rollout is None:
             raise RuntimeError(f"the store no longer knows rollout {rollout_id!r}")
         return rollout
 
     async def latest_attempt(self, rollout_id: str) -> Any | None:
         what = f"find the attempt of rollout {rollout_id!r}"
-        return await _ask(what, self._store.get_latest_attempt(rollout_id))
+        return await _ask_again(what, lambda: self._store.get_latest_attempt(rollout_id))
 
     async def spans(self, rollout_id: str, attempt_id: str) -> list[Any]:
         """In the order of their sequence numbers."""
         what = f"give the spans of rollout {rollout_id!r}"
-        spans = await _ask(what, self._store.query_spans(rollout_id, attempt_id=attempt_id))
+
+        def ask() -> Any:
+            return self._store.query_spans(rollout_id, attempt_id=attempt_id)
+
+        spans = await _ask_again(what, ask)
         return sorted(spans, key=lambda span: span.sequence_id)
 
     async def workers(self) -> list[Any]:
         """The runners that have given a sign of life, with the rollout that each has."""
         try:
-            return list(await _ask("list the runners", self._store.query_workers()))
+            return list(await _ask_again("list the runners", lambda: self._store.query_workers()))
         except RuntimeError as error:
             if isinstance(error.__cause__, NotImplementedError):
                 return []  # a store of the user's may not know them
@@ -74,12 +91,35 @@ class StoreAccess:
     async def give_up_attempt(self, rollout_id: str, attempt_id: str) -> None:
         """Its runner is gone. The store fails or retries the rollout, as its configuration says."""
         what = f"give up an attempt at rollout {rollout_id!r}"
-        update = self._store.update_attempt(rollout_id, attempt_id, status="unresponsive")
-        await _ask(what, update)
+
+        def ask() -> Any:
+            return self._store.update_attempt(rollout_id, attempt_id, status="unresponsive")
+
+        await _ask_again(what, ask)
 
     async def cancel(self, rollout_id: str) -> None:
         what = f"cancel rollout {rollout_id!r}"
-        await _ask(what, self._store.update_rollout(rollout_id, status="cancelled"))
+
+        def ask() -> Any:
+            return self._store.update_rollout(rollout_id, status="cancelled")
+
+        await _ask_again(what, ask)
+
+
+async def _ask_again(what: str, ask: Callable[[], Awaitable[T]]) -> T:
+    """For questions, and for changes that are the same when they are made twice."""
+    end = time.monotonic() + AWAY_SECONDS
+    said = False
+    while True:
+        try:
+            return await _ask(what, ask())
+        except RuntimeError as error:
+            if not isinstance(error.__cause__, _AWAY) or time.monotonic() > end:
+                raise
+            if not said:
+                said = True
+                logger.warning("%s; asked again for up to %g s", error, AWAY_SECONDS)
+        await asyncio.sleep(min(_RETRY_SECONDS, AWAY_SECONDS))
 
 
 async def _ask(what: str, answer: Awaitable[T]) -> T:

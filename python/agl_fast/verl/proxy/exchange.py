@@ -26,6 +26,10 @@ class AgentGoneError(ConnectionResetError):
     """The agent closed its connection before it had the whole answer."""
 
 
+class StoreFailedError(RuntimeError):
+    """A call cannot be told apart from what its rollout did before and after."""
+
+
 class BrokenAnswerError(RuntimeError):
     """A server's answer ended before it was complete."""
 
@@ -157,7 +161,10 @@ class Exchange:
         if self._next_sequence is None:
             sequence = time.monotonic_ns()
         else:
-            sequence = await self._next_sequence(origin.rollout_id, origin.attempt_id)
+            try:
+                sequence = await self._next_sequence(origin.rollout_id, origin.attempt_id)
+            except Exception as error:  # whatever a store of the user's raises
+                raise StoreFailedError(f"the store gives the call no number: {error!r}") from error
         calls = [
             RecordedCall(
                 Call(

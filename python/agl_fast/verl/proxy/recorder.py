@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -40,7 +40,10 @@ class Recorder:
     not_trainable                of these, with ``X-AGL-Train: 0``
     duplicates                   choices with a response id that the attempt has already
     without_log_probs            choices whose log-probs were missing or not one a token
-    forgotten                    choices nobody had taken when the next phase began
+    discarded                    choices of attempts that another one replaced, and of rollouts that
+                                 were given up; ``discarded_tokens``: what they sampled
+    forgotten                    choices nobody had taken when the next phase began: they came after
+                                 their rollout had ended; ``forgotten_tokens``
     unrecorded                   requests on a path without a rollout: forwarded, not recorded
     client_gone                  requests whose agent left before the answer was complete
     streams                      answers sent as server-sent events
@@ -53,6 +56,7 @@ class Recorder:
     max_tokens_cap_lifted        of these, sent again without: prompt and limit exceeded the context
     client_errors                answers 4xx of a server, passed on
     server_errors                answers 5xx, unreachable servers, answers cut short
+    store_errors                 answers that failed (503), as the store gave the call no number
     timeouts                     answers that took too long
     retries                      requests sent again on a new connection
     without_token_ids            answers 200 that lacked token ids: the request failed
@@ -111,17 +115,22 @@ class Recorder:
         return sorted(known.values(), key=lambda recorded: recorded.sequence)
 
     def discard(self, rollout_id: str) -> None:
-        """Forget what every attempt of a rollout has left."""
+        """Forget what every attempt of a rollout has left, and count it."""
         with self._lock:
-            self._calls.pop(rollout_id, None)
+            self._count_lost("discarded", self._calls.pop(rollout_id, {}))
 
     def forget_all(self) -> None:
         """Forget every call; count those nobody had taken."""
         with self._lock:
-            self._counts["forgotten"] += sum(
-                len(known) for attempts in self._calls.values() for known in attempts.values()
-            )
+            for attempts in self._calls.values():
+                self._count_lost("forgotten", attempts)
             self._calls.clear()
+
+    def _count_lost(self, name: str, attempts: Mapping[str, Mapping[str, RecordedCall]]) -> None:
+        for known in attempts.values():
+            self._counts[name] += len(known)
+            for recorded in known.values():
+                self._counts[f"{name}_tokens"] += len(recorded.call.response_ids)
 
     def count(self, name: str, more: int = 1) -> None:
         with self._lock:

@@ -22,6 +22,7 @@ from agl_fast.verl.proxy.exchange import (
     BrokenAnswerError,
     Exchange,
     Origin,
+    StoreFailedError,
 )
 from agl_fast.verl.proxy.fleet import Fleet, NoServerError, Server
 from agl_fast.verl.proxy.outgoing import (
@@ -129,6 +130,9 @@ class ProxyServer:
             message = _NO_IDS.format(reason=error)
             logger.error("%s", message)
             return self._fail(exchange, "without_token_ids", 502, "server_error", message)
+        except StoreFailedError as error:
+            logger.error("A call of rollout %s is lost: %s", rollout_id, error)
+            return self._fail(exchange, "store_errors", 503, "server_error", str(error))
         except asyncio.TimeoutError:  # not yet the builtin one in Python 3.10
             message = f"no answer within {self._timeout_seconds:g} s"
             return self._fail(exchange, "timeouts", 504, "timeout_error", message)
