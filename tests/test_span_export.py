@@ -1,21 +1,37 @@
-"""What agents emit arrives in the store, with Agent-lightning's own runners and tracer."""
+"""What agents emit and call arrives in the store, with Agent-lightning's own runners and tracer."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("agentlightning", reason="needs the extra [cpu]")
 
-SCRIPT = Path(__file__).with_name("emit_rewards.py")
+import agl_fast
+
+SCRIPT = Path(__file__).with_name("runner_spans.py")
+INSTALL = Path(agl_fast.__file__).with_name("install")
+# With these the spans arrive; the other packages of OpenTelemetry follow from them.
+TRACING = (
+    "agentops",
+    "openai",
+    "opentelemetry-exporter-otlp",
+    "opentelemetry-instrumentation",
+    "opentelemetry-sdk",
+)
 
 
-def test_emitted_rewards_of_a_runner_process_arrive():
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """By task: rewards, attributes of the calls' spans, and the triplets of the agent `writer`."""
     ended = subprocess.run(
         [sys.executable, str(SCRIPT)],
         env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
@@ -24,5 +40,35 @@ def test_emitted_rewards_of_a_runner_process_arrive():
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
-    printed = [line for line in ended.stdout.splitlines() if line.startswith("[[")]
-    assert [json.loads(line) for line in printed] == [[[1.0, 2.0], [2.0, 4.0]]]
+    (line,) = [line for line in ended.stdout.splitlines() if line.startswith("{")]
+    return json.loads(line)
+
+
+def test_emitted_rewards_of_a_runner_process_arrive(found):
+    assert [found[task]["rewards"] for task in ("2.0", "4.0", "sync")] == [[1, 2], [2, 4], [1]]
+
+
+@pytest.mark.parametrize("way", ["sync", "sync stream", "async", "async stream"])
+def test_a_call_of_openai_is_a_span_with_its_answer(found, way):
+    (span,) = found[way]["calls"]
+    assert span["gen_ai.response.id"].startswith("chatcmpl-")
+    assert span["gen_ai.prompt.0.content"] == way
+    assert span["gen_ai.completion.0.content"] == "hello"
+    # AgentOps keeps no ids of a stream. VERL has those of its proxy, and asks for response ids.
+    ids = [span.get(f"{name}_token_ids") for name in ("prompt", "response")]
+    assert ids == ([None, None] if "stream" in way else [[1, 2, 3], [7, 8]])
+
+
+def test_agent_match_finds_the_calls_of_a_named_agent(found):
+    assert found["writer"]["triplets"] == [[[1, 2, 3], [7, 8]]]
+    assert found["checker"]["triplets"] == []
+    assert len(found["checker"]["calls"]) == 1
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_the_installed_set_is_held(target):
+    held = (INSTALL / f"overrides-{target}.txt").read_text()
+    pins = dict(re.findall(r"^([a-z-]+)==([\w.]+)$", held, re.MULTILINE))
+    assert {name: pins.get(name) for name in TRACING} == {
+        name: importlib.metadata.version(name) for name in TRACING
+    }
