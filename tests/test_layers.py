@@ -18,10 +18,10 @@ PACKAGE = ROOT / "python" / "agl_fast"
 
 # Top to bottom: a room uses itself and the rooms below it. `agl_fast/__init__.py` opens them all.
 STOREYS = [
-    {"quickstart"},
+    {"quickstart", "commands", "__main__"},
     {"algorithm"},
     # what starts a run, and what says whether one could start
-    {"verl.entrypoint", "verl.ray_cluster", "verl.dry_run", "verl.replay", "doctor"},
+    {"verl.entrypoint", "verl.ray_cluster", "verl.dry_run", "verl.replay", "verl.export", "doctor"},
     {"verl.trainer"},
     {"verl.daemon"},
     {"verl.proxy"},

@@ -25,6 +25,7 @@ AT_LEAST_ONE = (
     "agentlightning.trace_aggregator.trajectory_max_prompt_length",
     "agentlightning.trace_aggregator.trajectory_max_response_length",
     "agentlightning.trace_aggregator.trajectory_max_total_length",
+    "agentlightning.trace_aggregator.tree_max_tokens",
 )
 ABOVE_ZERO = (
     "agentlightning.llm_timeout_seconds",
@@ -32,7 +33,7 @@ ABOVE_ZERO = (
     "agentlightning.runner_silent_seconds",
     "actor_rollout_ref.rollout.temperature",  # the actor divides logits by it
 )
-PORTS = ("agentlightning.port", "agentlightning.proxy.port")
+PORTS = ("agentlightning.port", "agentlightning.store_port", "agentlightning.proxy.port")
 ONLY = {
     "actor_rollout_ref.rollout.name": (("vllm",), "the proxy asks vLLM for token ids"),
     "actor_rollout_ref.rollout.mode": (("async",), "agents call vLLM's servers"),
@@ -84,6 +85,7 @@ def check_combinations(config: DictConfig) -> list[str]:
         raise _unexpected(config, "agentlightning.reward_fillna_value", "a finite number")
     _check_batch(config)
     _check_credit(config)
+    _check_trees(config)
     _check_servers(config)
     return list(_without_effect(config))
 
@@ -109,6 +111,44 @@ def _check_credit(config: DictConfig) -> None:
             "'identical' where algorithm.enable_rollout_level_advantage=false, as rows have no "
             "credit",
         )
+
+
+def _check_trees(config: DictConfig) -> None:
+    aggregator = config.agentlightning.trace_aggregator
+    if aggregator.level != "tree":
+        return
+    if not config.algorithm.enable_rollout_level_advantage:
+        raise _unexpected(
+            config,
+            "algorithm.enable_rollout_level_advantage",
+            "true at level 'tree', as the tokens of a row are not one sequence",
+        )
+    for key, (is_dynamic, is_used) in _token_limits(config).items():
+        if is_dynamic and is_used and _get(config, key) < aggregator.tree_max_tokens:
+            raise _unexpected(
+                config,
+                key,
+                "at least agentlightning.trace_aggregator.tree_max_tokens="
+                f"{aggregator.tree_max_tokens}, as a tree stands in one micro-batch",
+            )
+
+
+def _token_limits(config: DictConfig) -> dict[str, tuple[bool, bool]]:
+    """Keys that say how long micro-batches are: whether that counts tokens, and whether it runs."""
+    parts = config.actor_rollout_ref
+    needs_reference = config.algorithm.use_kl_in_reward or parts.actor.use_kl_loss
+    return {
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": (parts.actor.use_dynamic_bsz, True),
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": (
+            parts.rollout.log_prob_use_dynamic_bsz,
+            True,
+        ),
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": (
+            parts.ref.log_prob_use_dynamic_bsz,
+            needs_reference,
+        ),
+        "critic.ppo_max_token_len_per_gpu": (True, config.critic.enable),
+    }
 
 
 def _check_servers(config: DictConfig) -> None:

@@ -20,10 +20,11 @@ class ProxyKeys:
 class TraceAggregatorKeys:
     """`agentlightning.trace_aggregator`."""
 
-    level: Literal["transition", "trajectory"]
+    level: Literal["transition", "trajectory", "tree"]
     trajectory_max_prompt_length: int
     trajectory_max_response_length: int
     trajectory_max_total_length: int | None
+    tree_max_tokens: int
     overlong_prompt: Literal["drop", "spill"] | None
     truncated_rollouts: Literal["train", "mask", "zero_reward"]
     trim: bool
@@ -37,6 +38,7 @@ class AgentLightningKeys:
 
     mode: Literal["v0", "v1"] | None
     port: int
+    store_port: int
     reward_fillna_value: float
     llm_timeout_seconds: float
     rollout_deadline_seconds: float | None

@@ -1,0 +1,1 @@
+"""What `python -m agl_fast` does."""

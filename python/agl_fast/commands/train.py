@@ -1,0 +1,88 @@
+"""`python -m agl_fast key=value …`: a run whose agents are other processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# First: it keeps litellm, which agentlightning imports, off the internet.
+from agl_fast.algorithm import VERL  # isort: skip
+
+import agentlightning
+from omegaconf import OmegaConf
+
+from agl_fast.commands.dataset_files import load_samples
+from agl_fast.commands.overrides import parse_overrides
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train on data.train_files; a LightningStore on agentlightning.store_port gives out rollouts.
+
+    Agents join from processes of their own, on this machine or others::
+
+        AGL_CURRENT_ROLE=runner AGL_SERVER_PORT=4747 python my_agent.py
+
+    where my_agent.py has `agentlightning.Trainer(n_runners=8).fit(agent)`. The store listens on
+    the host that AGL_SERVER_HOST names (localhost).
+    """
+    algorithm = VERL(parse_overrides(arguments))
+    data = algorithm.config.data
+    train = load_samples(_plain(data.train_files), "data.train_files")
+    val = None
+    if _is_there(data.val_files):
+        val = load_samples(_plain(data.val_files), "data.val_files")
+    train_on(algorithm, train, val)
+    return 0
+
+
+def train_on(algorithm: Any, train: list[Any], val: list[Any] | None) -> None:
+    """Run the algorithm beside a store, or in mode v0 without one.
+
+    Raises:
+        OSError: the store's port is taken; the message names the key.
+    """
+    ours = algorithm.config.agentlightning
+    if ours.mode == "v0":
+        algorithm.run(train, val)
+        return
+    host = os.environ.get("AGL_SERVER_HOST", "localhost")
+    _require_free_port(host, ours.store_port)
+    print(
+        f"agl_fast: agents join with AGL_CURRENT_ROLE=runner AGL_SERVER_PORT={ours.store_port}",
+        flush=True,
+    )
+    trainer = agentlightning.Trainer(
+        algorithm=algorithm,
+        tracer=agentlightning.OtelTracer(),  # of runners, which are elsewhere
+        strategy={
+            "type": "cs",
+            "role": "algorithm",
+            "server_host": host,
+            "server_port": ours.store_port,
+        },
+    )
+    trainer.fit(agentlightning.LitAgent(), train, val_dataset=val)
+
+
+def _require_free_port(host: str, port: int) -> None:
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        raise OSError(
+            f"agentlightning.store_port={port}: expected a free port on {host}: {error}"
+        ) from error
+
+
+def _plain(files: Any) -> Any:
+    return OmegaConf.to_container(files) if OmegaConf.is_config(files) else files
+
+
+def _is_there(files: Any) -> bool:
+    """False where verl's default names a file that nobody made."""
+    default = Path(str(files)).expanduser()
+    return files is not None and not (
+        isinstance(files, str) and files.startswith("~/data/rlhf/") and not default.exists()
+    )
