@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Mapping
 
 import aiohttp
@@ -15,6 +16,7 @@ CONNECT_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 4.0
 RETRIES = 2
 RETRY_SECONDS = 0.05
+_LARGE = 1 << 20
 
 
 class UnreachableError(ConnectionError):
@@ -63,7 +65,7 @@ class Connections:
                     method,
                     server.url + path,
                     headers=headers,
-                    data=body,
+                    data=_in_pieces(body),
                     allow_redirects=False,
                 )
             except aiohttp.ClientConnectionError as error:
@@ -80,3 +82,8 @@ class Connections:
 
     async def close(self) -> None:
         await self._session.close()
+
+
+def _in_pieces(body: bytes | None) -> bytes | io.BytesIO | None:
+    """A large body goes out piece by piece: other agents' requests go on meanwhile."""
+    return io.BytesIO(body) if body is not None and len(body) > _LARGE else body

@@ -147,7 +147,14 @@ class LLMProxy(agentlightning.LLMProxy):
         if self._mode == "v1":
             self._use_store()
         thread = ServingThread(self._server)
-        self._port = await asyncio.to_thread(thread.start, self._host, self._port)
+        try:
+            self._port = await asyncio.to_thread(thread.start, self._host, self._port)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"agentlightning.proxy.port={self._port} on {self._host} cannot be bound: "
+                f"{error.strerror}. Leave it null, and the system chooses a free one",
+            ) from error
         self._thread = thread
         logger.info("LLMProxy serves %s", self._endpoint())
 

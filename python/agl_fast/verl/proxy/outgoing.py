@@ -59,7 +59,7 @@ def read_body(raw: bytes) -> dict[str, Any]:
     """
     try:
         body = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequestError(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise BadRequestError(f"the body must be a JSON object, got {type(body).__name__}")
