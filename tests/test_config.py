@@ -239,12 +239,13 @@ def test_key_that_verl_has_no_place_for_is_refused() -> None:
         ("agentlightning.failed_rollouts", "drop", "one of skip, zero"),
         ("agentlightning.sampling", "ask", "one of enforce, allow"),
         ("agentlightning.proxy.host", "0.0.0.0", "agentlightning.proxy.api_key to be set"),
-        ("agentlightning.trace_aggregator.level", "turn", "one of transition, trajectory"),
+        ("agentlightning.trace_aggregator.level", "turn", "one of transition, trajectory, tree"),
         ("agentlightning.trace_aggregator.truncated_rollouts", "no", "one of train, mask, zero_re"),
         ("agentlightning.trace_aggregator.overlong_prompt", "no", "one of drop, spill"),
         ("agentlightning.trace_aggregator.trajectory_max_prompt_length", 0, "at least 1"),
         ("agentlightning.trace_aggregator.trajectory_max_response_length", 0, "at least 1"),
         ("agentlightning.trace_aggregator.trajectory_max_total_length", 0, "at least 1"),
+        ("agentlightning.trace_aggregator.tree_max_tokens", 0, "at least 1"),
     ],
 )
 def test_impossible_setting_is_named(key: str, value: object, expected: str) -> None:

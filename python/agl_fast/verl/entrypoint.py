@@ -40,8 +40,10 @@ from agl_fast.verl.ray_cluster import Placements, check_cpus, ray_cluster
 from agl_fast.verl.trainer import AgentLightningTrainer
 from agl_fast.verl.trainer.datasets import Samples
 from agl_fast.verl.trainer.step import check_config
+from agl_fast.verl.trainer.trees import require_tree_workers
 from agl_fast.verl.trainer.watch import watched
 from agl_fast.verl.trainer.workers import set_objectives
+from agl_fast.verl.tree.refusals import require_tree_config
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +79,8 @@ def run(
     OmegaConf.resolve(config)
     check_config(config)
     check_critic(config)
+    if trains_trees(config):
+        require_tree_config(config)
     check_cpus(config)
     with ExitStack() as ends:
         ends.enter_context(outside_event_loop())
@@ -94,8 +98,15 @@ def run(
         with watched("starting the workers and servers", START_SECONDS, Placements()):
             trainer.init_workers()
             require_loadable_weights(trainer)
+            if trains_trees(config):
+                require_tree_workers(trainer.worker_groups())
             set_objectives(trainer.worker_groups(), config)  # a loss that they lack is said now
         trainer.fit()
+
+
+def trains_trees(config: Any) -> bool:
+    level = OmegaConf.select(config, "agentlightning.trace_aggregator.level")
+    return bool(level == "tree")
 
 
 def check_critic(config: Any) -> None:
@@ -110,14 +121,7 @@ def check_critic(config: Any) -> None:
 
 def trainer_arguments(config: Any, train_dataset: Any, val_dataset: Any) -> dict[str, Any]:
     """What verl's trainer is made of, for this machine."""
-    actor_worker, critic_worker = ActorRolloutRefWorker, TrainingWorker
-    if get_device_name() == "cpu":
-        # Only here: where there is an accelerator, these register engines for nothing.
-        from agl_fast.platform_cpu.workers import CpuActorRolloutRefWorker, CpuTrainingWorker
-
-        require_cpu()
-        actor_worker, critic_worker = CpuActorRolloutRefWorker, CpuTrainingWorker
-
+    actor_worker, critic_worker = worker_classes(trees=trains_trees(config))
     lora = config.actor_rollout_ref.model
     is_lora = max(lora.get("lora", {}).get("rank", 0), lora.get("lora_rank", 0)) > 0
     reference_in_actor = is_lora or lora.get("lora_adapter_path") is not None
@@ -144,6 +148,25 @@ def trainer_arguments(config: Any, train_dataset: Any, val_dataset: Any) -> dict
         "val_dataset": None if val_dataset is None else Samples(val_dataset),
         "train_sampler": create_rl_sampler(config.data, samples),
     }
+
+
+def worker_classes(*, trees: bool) -> tuple[type[Any], type[Any]]:
+    """verl's workers of actor and reference, and of the critic, for this machine."""
+    on_cpu = get_device_name() == "cpu"
+    if on_cpu:
+        require_cpu()
+    # Only where they are used: the modules register engines.
+    if trees:
+        from agl_fast.verl.tree import workers as of_trees
+
+        if on_cpu:
+            return of_trees.CpuTreeActorRolloutRefWorker, of_trees.CpuTreeTrainingWorker
+        return of_trees.TreeActorRolloutRefWorker, of_trees.TreeTrainingWorker
+    if on_cpu:
+        from agl_fast.platform_cpu import workers as of_cpu
+
+        return of_cpu.CpuActorRolloutRefWorker, of_cpu.CpuTrainingWorker
+    return ActorRolloutRefWorker, TrainingWorker
 
 
 def require_loadable_weights(trainer: Any) -> None:

@@ -48,6 +48,8 @@ class TrainingRows:
             self._options["max_total_length"] = settings.get("trajectory_max_total_length")
             # Only with it can retokenised text be told from rewritten history; it costs time.
             self._options["tokenizer"] = tokenizer if settings.get("debug") else None
+        if self._options["level"] == "tree" and "tree_max_tokens" in settings:
+            self._options["tree_max_tokens"] = settings["tree_max_tokens"]
         self._mismatch_log: MismatchLog | None = None
         if settings.get("debug") and settings.get("mismatch_log_dir"):
             self._mismatch_log = MismatchLog(settings["mismatch_log_dir"], tokenizer)

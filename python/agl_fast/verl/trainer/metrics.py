@@ -12,7 +12,10 @@ from verl.trainer.ppo.metric_utils import compute_data_metrics
 
 
 def configured_widths(config: Any) -> tuple[int, int]:
-    """P and R of the configured level, which a trimmed batch does not show."""
+    """P and R of the configured level, which a trimmed batch does not show.
+
+    At level tree, where rows have no such widths, those of a call.
+    """
     aggregator = OmegaConf.select(config, "agentlightning.trace_aggregator")
     if aggregator is not None and aggregator.level.startswith("trajectory"):
         return (
@@ -20,6 +23,14 @@ def configured_widths(config: Any) -> tuple[int, int]:
             aggregator.trajectory_max_response_length,
         )
     return config.data.max_prompt_length, config.data.max_response_length
+
+
+def row_limits(config: Any) -> tuple[int, int]:
+    """As many tokens as the prompt and the response of a row may have."""
+    aggregator = OmegaConf.select(config, "agentlightning.trace_aggregator")
+    if aggregator is not None and aggregator.level == "tree":
+        return aggregator.tree_max_tokens, aggregator.tree_max_tokens
+    return configured_widths(config)
 
 
 def data_metrics(

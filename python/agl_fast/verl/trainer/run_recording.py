@@ -32,6 +32,7 @@ def row_options(config: Any, pad_token_id: int) -> dict[str, Any]:
         "max_total_length": aggregator.trajectory_max_total_length if is_trajectory else None,
         "overlong_prompt": aggregator.overlong_prompt,
         "truncated_rollouts": aggregator.truncated_rollouts,
+        "tree_max_tokens": aggregator.tree_max_tokens,
         "trim": aggregator.trim,
         "pad_token_id": pad_token_id,
         "reward_fillna_value": config.agentlightning.reward_fillna_value,

@@ -18,7 +18,12 @@ from agl_fast.verl.trainer.advantages import estimate
 from agl_fast.verl.trainer.audit import audit, computes_exactly
 from agl_fast.verl.trainer.dealing import Dealer, RowUnits, zero_advantage_groups
 from agl_fast.verl.trainer.estimators import require_supported
-from agl_fast.verl.trainer.metrics import configured_widths, data_metrics, in_all_rows
+from agl_fast.verl.trainer.metrics import (
+    configured_widths,
+    data_metrics,
+    in_all_rows,
+    row_limits,
+)
 from agl_fast.verl.trainer.rollout_correction import bypasses, correct
 from agl_fast.verl.trainer.rollout_correction import (
     require_supported as require_supported_correction,
@@ -128,7 +133,7 @@ def ppo_step(
     ):
         metrics |= data_metrics(
             counted,
-            configured_widths(config),
+            row_limits(config),
             use_critic=workers.critic is not None,
             suffix=suffix,
         )

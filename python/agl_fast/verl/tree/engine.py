@@ -16,9 +16,9 @@ from agl_fast.platform_cpu.engines import BACKENDS, CpuLanguageModelEngine
 from agl_fast.verl.tree import attention
 from agl_fast.verl.tree.inputs import TreeInputs
 from agl_fast.verl.tree.refusals import (
+    require_tree_engine,
     require_tree_model,
     require_tree_module,
-    require_tree_settings,
 )
 from agl_fast.verl.tree.scores import ENTROPY, LOG_PROB, SUM_PI_SQUARED, Asked, TokenScores
 
@@ -32,7 +32,7 @@ class TrainsTrees:
     engine_config: Any
 
     def _build_module(self) -> torch.nn.Module:
-        require_tree_settings(self.model_config, self.engine_config)
+        require_tree_engine(self.model_config, self.engine_config, "this worker")
         require_tree_model(self.model_config.hf_config)
         module: Any = super()._build_module()  # type: ignore[misc]
         require_tree_module(module)

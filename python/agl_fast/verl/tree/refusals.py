@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from verl.utils.config import omega_conf_to_dataclass
 
 LEVEL = "agentlightning.trace_aggregator.level='tree'"
 _FULL_ATTENTION = "full_attention"
@@ -47,34 +48,60 @@ def require_tree_module(module: Any) -> None:
         )
 
 
-def require_tree_settings(model: Any, engine: Any) -> None:
+def require_tree_engine(model: Any, engine: Any, part: str) -> None:
     """Raise ValueError for what verl would do with a row as a whole.
 
     Args:
         model: verl's HFModelConfig, or its group of the configuration.
         engine: verl's FSDPEngineConfig, or its group of the configuration.
+        part: whose they are, for the message.
     """
     wrong = []
     if model.get("use_fused_kernels"):
         wrong.append(
-            "model.use_fused_kernels=true: expected false, as they read a token's logits at the "
-            "one before it, and trees need few logits anyway"
+            "use_fused_kernels=True: expected False, as they read a token's logits at the token "
+            "before it"
         )
     n_ulysses = engine.get("ulysses_sequence_parallel_size") or 1
     if n_ulysses > 1:
         wrong.append(
             f"ulysses_sequence_parallel_size={n_ulysses}: expected 1, as Ulysses cuts a row into "
-            "stretches of plain sequences"
+            "stretches of one sequence"
         )
     if engine.get("pad_to_length"):
-        wrong.append("pad_to_length=true: expected false, as what is filled up is no tree")
-    if engine.get("strategy", "fsdp2") not in ("fsdp", "fsdp2"):
+        wrong.append("pad_to_length=True: expected False, as what fills up a row is in no tree")
+    if engine.get("strategy") not in ("fsdp", "fsdp2"):
         wrong.append(
-            f"strategy={engine.get('strategy')!r}: expected 'fsdp' or 'fsdp2', as only these have "
-            "an engine for trees (Megatron has none)"
+            f"strategy={engine.get('strategy')!r}: expected 'fsdp' or 'fsdp2', as others, Megatron "
+            "among them, have no engine for trees"
         )
     if wrong:
-        raise ValueError(f"{LEVEL} with {'; with '.join(wrong)}")
+        raise ValueError(f"{LEVEL} with {part}'s {'; '.join(wrong)}")
+
+
+def require_tree_config(config: Any) -> None:
+    """Raise ValueError for a run that trees would train wrongly, naming the reason.
+
+    Args:
+        config: the whole configuration, resolved.
+    """
+    actor = config.actor_rollout_ref
+    parts = {
+        "actor": (actor.model, actor.actor.fsdp_config, actor.actor),
+        "reference": (actor.model, actor.ref.fsdp_config, actor.ref),
+    }
+    if config.critic.enable:
+        parts["critic"] = (config.critic.model, config.critic.fsdp, config.critic)
+    for part, (model, engine, whole) in parts.items():
+        # verl takes these from the part, where they differ.
+        n_ulysses = max(each.get("ulysses_sequence_parallel_size") or 1 for each in (engine, whole))
+        of_engine = {
+            "ulysses_sequence_parallel_size": n_ulysses,
+            "pad_to_length": engine.get("pad_to_length"),
+            "strategy": whole.strategy,
+        }
+        require_tree_engine(model, of_engine, part)
+    require_tree_model(omega_conf_to_dataclass(actor.model).hf_config)
 
 
 def _of_layers(model: Any) -> Iterator[str]:
