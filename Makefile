@@ -26,7 +26,7 @@ NVCC := $(firstword $(CUDACXX) $(shell command -v nvcc) $(wildcard /usr/local/cu
 NATIVE_MODULES := agl_fast._core $(if $(NVCC),$(if $(filter OFF,$(AGL_CUDA)),,agl_fast._cuda))
 
 CPP_FILES := $(sort $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'))
-PYTHON_DIRS := python tests benchmarks scripts
+PYTHON_DIRS := python tests benchmarks examples scripts
 NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/*.cmake) $(CPP_FILES)
 
 STAMPS := $(VENV)/.stamps

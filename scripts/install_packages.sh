@@ -18,5 +18,5 @@ if ! "${install[@]}" --quiet --dry-run --no-deps --reinstall-package torch "$tor
   install+=(--torch-backend cpu)
 fi
 
-"${install[@]}" --override "$overrides" -r pyproject.toml --extra cpu --extra dev \
+"${install[@]}" --override "$overrides" -r pyproject.toml --extra cpu --extra dev --extra examples \
   ./python/agl_fast/install/vllm-metadata

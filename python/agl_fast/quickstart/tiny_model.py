@@ -89,7 +89,7 @@ CHAT_TEMPLATE = """\
 """
 
 
-def make_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
+def make_tokenizer(texts: Iterable[str], *, max_length: int = MAX_LENGTH) -> Qwen2Tokenizer:
     """Train a byte-level BPE tokenizer of Qwen2's class on `texts`."""
     # Its rules for splitting text are taken from the class: whoever loads a Qwen2 model uses it.
     tokenizer = Qwen2Tokenizer(vocab={}, merges=[]).backend_tokenizer
@@ -109,12 +109,34 @@ def make_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
         pad_token=PAD,
         eos_token=TURN_END,
         additional_special_tokens=[TURN_START],
-        model_max_length=MAX_LENGTH,
+        model_max_length=max_length,
         clean_up_tokenization_spaces=False,
     )
     qwen.add_tokens(list(MARKUP))
     qwen.chat_template = CHAT_TEMPLATE
     return qwen
+
+
+def new_model(tokenizer: Qwen2Tokenizer, *, max_length: int = MAX_LENGTH) -> Qwen2ForCausalLM:
+    """A tiny random float32 model, of torch's seed."""
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            # As long as the tokenizer: vLLM would sample ids that it cannot decode.
+            vocab_size=len(tokenizer),
+            hidden_size=96,
+            intermediate_size=192,
+            num_hidden_layers=2,
+            num_attention_heads=3,
+            num_key_value_heads=3,
+            max_position_embeddings=max_length,
+            tie_word_embeddings=False,
+            initializer_range=0.08,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            dtype=torch.float32,
+        )
+    )
 
 
 def make_tiny_model(folder: Path, *, seed: int) -> int:
@@ -127,24 +149,7 @@ def make_tiny_model(folder: Path, *, seed: int) -> int:
     torch.manual_seed(seed)
     heard = [a_conversation(rng, patience=0.5) for _ in range(200)]
     tokenizer = make_tokenizer(_plain_text(conversation) for conversation in heard)
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            # As long as the tokenizer: vLLM would sample ids that it cannot decode.
-            vocab_size=len(tokenizer),
-            hidden_size=96,
-            intermediate_size=192,
-            num_hidden_layers=2,
-            num_attention_heads=3,
-            num_key_value_heads=3,
-            max_position_embeddings=MAX_LENGTH,
-            tie_word_embeddings=False,
-            initializer_range=0.08,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            dtype=torch.float32,
-        )
-    )
+    model = new_model(tokenizer)
     for lesson in LESSONS:
         warm_up(model, tokenizer, lesson, rng)
     model.save_pretrained(folder)
@@ -155,17 +160,36 @@ def make_tiny_model(folder: Path, *, seed: int) -> int:
 def warm_up(
     model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, lesson: Lesson, rng: random.Random
 ) -> None:
-    """Teach the model to speak as people in the lesson do: cross entropy on what they say."""
-    model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lesson.rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=lesson.rate, total_steps=lesson.steps, pct_start=0.1
-    )
-    for step in range(lesson.steps):
+    """Teach the model to speak as people in the lesson do."""
+
+    def heard(step: int) -> tuple[torch.Tensor, torch.Tensor]:
         tools = [OPEN_TOOL] if step % lesson.tools_listed_every == 0 else None
         some = [a_conversation(rng, lesson.patience) for _ in range(CONVERSATIONS_PER_STEP)]
-        input_ids, labels = labelled(tokenizer, some, tools)
-        attention_mask = (input_ids != tokenizer.pad_token_id).long()
+        return labelled(tokenizer, some, tools)
+
+    learn(model, map(heard, range(lesson.steps)), steps=lesson.steps, rate=lesson.rate)
+
+
+def learn(
+    model: Qwen2ForCausalLM,
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    *,
+    steps: int,
+    rate: float,
+) -> None:
+    """Cross entropy on what the assistant writes.
+
+    Args:
+        batches: of `labelled`, one a step.
+        rate: the highest learning rate.
+    """
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=rate, total_steps=steps, pct_start=0.1
+    )
+    for input_ids, labels in batches:
+        attention_mask = (input_ids != model.config.pad_token_id).long()
         loss = model(input_ids=input_ids, attention_mask=attention_mask, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

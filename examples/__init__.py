@@ -1,0 +1,1 @@
+"""Agents to start from, each trained by `python -m examples.NAME`; see README.md."""

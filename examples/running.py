@@ -1,0 +1,156 @@
+"""How every example is run: `python -m examples.NAME` trains a tiny model, on the CPU.
+
+With the environment variables MODEL=name-or-folder and DEVICE=cuda: that model, on GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agl_fast.quickstart.__main__ import CPU_ENVIRONMENT, ENVIRONMENT, N_RUNNERS, free_port
+from agl_fast.quickstart.console import Console
+from examples.lessons import Lesson
+
+MODEL_SECONDS = 600.0
+# What the tiny model can see: as long as an example's longest conversation, in its own tokens.
+TINY_PROMPT_WIDTH, TINY_RESPONSE_WIDTH, TINY_ANSWER = 512, 512, 48
+N_VALIDATION_SAMPLES = 8
+
+
+@dataclass(frozen=True)
+class Example:
+    """An agent and what it takes to train it.
+
+    Attributes:
+        name: its module's.
+        agent: a coroutine function of `task` and `llm` (Agent-lightning's resource: endpoint,
+            api_key, model) that returns the reward.
+        tasks: makes so many tasks from a seed. Each is a dict; its `data_source` gives it
+            validation metrics of its own.
+        lessons: what the tiny model is taught before; a model of yours speaks already.
+        agentlightning: settings of that group which the example needs.
+    """
+
+    name: str
+    agent: Callable[[Any, Any], Awaitable[float]]
+    tasks: Callable[[int, int], list[dict[str, Any]]]
+    lessons: Sequence[Lesson]
+    agentlightning: Mapping[str, Any] = field(default_factory=dict)
+
+
+def main(example: Example) -> None:
+    parser = argparse.ArgumentParser(prog=f"python -m examples.{example.name}")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="of run directories")
+    parser.add_argument("--verbose", action="store_true", help="show what verl, Ray and vLLM print")
+    options = parser.parse_args()
+    model, device = os.environ.get("MODEL"), os.environ.get("DEVICE", "cpu")
+    if device not in ("cpu", "cuda"):
+        parser.error(f"DEVICE={device}: expected cpu or cuda")
+    if device == "cuda" and model is None:
+        parser.error("DEVICE=cuda: expected MODEL=name-or-folder as well")
+
+    run_folder = options.runs.resolve() / f"{example.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    run_folder.mkdir(parents=True)
+    os.environ.update(ENVIRONMENT | (CPU_ENVIRONMENT if device == "cpu" else {}))
+    os.environ["VERL_FILE_LOGGER_PATH"] = str(run_folder / "metrics.jsonl")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    console = Console(run_folder, verbose=options.verbose)
+    console.say(f"{example.name}: metrics and logs are in {run_folder}")
+    train(example, console, run_folder, model=model, steps=options.steps, seed=options.seed)
+
+
+def train(
+    example: Example,
+    console: Console,
+    run_folder: Path,
+    *,
+    model: str | None,
+    steps: int,
+    seed: int,
+) -> None:
+    """Train `model`; None: a tiny one that is made in the run's folder."""
+    # Only now: verl, Ray and vLLM read the environment when they are imported.
+    import agentlightning as agl
+
+    from agl_fast import VERL
+    from agl_fast.quickstart.reporting import reporting_to
+    from agl_fast.quickstart.run_log import RunLog
+    from agl_fast.quickstart.settings import SAMPLES_PER_STEP
+    from examples.lessons import make_model
+
+    if model is None:
+        with console.phase("tiny model, tokenizer and supervised warm-up", MODEL_SECONDS):
+            make_model(
+                run_folder / "model",
+                example.lessons,
+                max_length=TINY_PROMPT_WIDTH + TINY_RESPONSE_WIDTH,
+                seed=seed,
+            )
+    log = RunLog(console.say, steps)
+    trainer_cls, daemon_cls = reporting_to(log)
+    algorithm = VERL(
+        settings(example, run_folder, model=model, steps=steps, seed=seed),
+        trainer_cls=trainer_cls,
+        daemon_cls=daemon_cls,
+    )
+    console.say("starting Ray, FSDP2 and vLLM (one to two minutes) ...")
+    agl.Trainer(
+        algorithm=algorithm,
+        n_runners=N_RUNNERS,
+        # By default a runner that found nothing to do waits for five seconds.
+        runner={
+            "type": "agentlightning.LitAgentRunner",
+            "poll_interval": 0.2,
+            "interval_jitter": 0.1,
+        },
+        # VERL's proxy records the calls; of spans it needs those of rewards only.
+        tracer=agl.OtelTracer(),
+        strategy={"type": "cs", "server_port": free_port()},
+    ).fit(
+        agl.rollout(example.agent),
+        train_dataset=example.tasks(steps * SAMPLES_PER_STEP, seed),
+        val_dataset=example.tasks(N_VALIDATION_SAMPLES, -1),
+    )
+    if len(log.rewards) < steps:
+        # Agent-lightning's Trainer returns, too, when Ctrl-C ends its algorithm.
+        raise RuntimeError(f"the run ended after {len(log.rewards)} of {steps} steps")
+
+
+def settings(
+    example: Example, run_folder: Path, *, model: str | None, steps: int, seed: int
+) -> dict[str, Any]:
+    """The dictionary for `VERL`: the quickstart's, and what the example needs."""
+    import torch
+
+    from agl_fast.quickstart.settings import verl_settings
+
+    found = verl_settings(
+        run_folder,
+        model=model,
+        steps=steps,
+        seed=seed,
+        n_devices=max(1, torch.cuda.device_count()),
+    )
+    found["trainer"]["experiment_name"] = example.name
+    found["agentlightning"] |= example.agentlightning
+    if model is None:
+        found["data"]["max_prompt_length"] = TINY_PROMPT_WIDTH
+        found["data"]["max_response_length"] = TINY_ANSWER
+        found["actor_rollout_ref"]["rollout"]["max_model_len"] = (
+            TINY_PROMPT_WIDTH + TINY_RESPONSE_WIDTH
+        )
+        found["agentlightning"]["trace_aggregator"] |= {
+            "trajectory_max_prompt_length": TINY_PROMPT_WIDTH,
+            "trajectory_max_response_length": TINY_RESPONSE_WIDTH,
+        }
+    return found
