@@ -20,6 +20,7 @@ from verl.utils.tracking import Tracking
 import agl_fast
 from agl_fast.verl.credit import credit_assignment
 from agl_fast.verl.daemon import AgentModeDaemon, ValidatedRollout, validation_metrics
+from agl_fast.verl.trainer.checkpoints import last_whole_checkpoint
 from agl_fast.verl.trainer.datasets import columns_of, repeated
 from agl_fast.verl.trainer.metrics import configured_widths
 from agl_fast.verl.trainer.run_recording import padding_token_id, run_recorder, token_summary
@@ -161,6 +162,7 @@ class AgentLightningTrainer(RayPPOTrainer):
             if trainer.save_freq > 0 and (is_last or self.global_steps % trainer.save_freq == 0):
                 with (
                     timed("save_checkpoint", seconds),
+                    last_whole_checkpoint(trainer.default_local_dir, self.global_steps),
                     watched("saving the checkpoint", CHECKPOINT_SECONDS),
                 ):
                     self._save_checkpoint()
