@@ -90,7 +90,7 @@ def assert_values_under_mask(mine: torch.Tensor, dense: torch.Tensor, mask: torc
 
 
 @settings(max_examples=100, deadline=None)
-@given(branching_rollouts(), st.sampled_from(["transition", "trajectory"]))
+@given(branching_rollouts(), st.sampled_from(["transition", "trajectory", "tree"]))
 def test_jagged_equals_padded_as_verl_converts_it(rollouts, level):
     padded = build(rollouts, level=level)
     jagged = build(rollouts, level=level, layout="jagged")
@@ -130,10 +130,11 @@ def test_trim_cuts_to_the_longest_prompt_and_response(rollouts, level):
         assert torch.equal(trimmed[name], expected), name
 
 
+@pytest.mark.parametrize("level", ["trajectory", "tree"])
 @pytest.mark.parametrize("name", ["swe_plain", "swe_nothink", "swe_think"])
-def test_jagged_equals_padded_on_real_traces(name):
+def test_jagged_equals_padded_on_real_traces(name, level):
     rollouts = for_agl_fast(load_traces(name))
-    widths = {"prompt_width": 2048, "response_width": 8192}
+    widths = {"prompt_width": 2048, "response_width": 8192, "level": level}
     padded = build(rollouts, **widths)
     jagged = build(rollouts, layout="jagged", **widths)
     assert_jagged_equals_padded(padded, jagged)

@@ -150,6 +150,22 @@ def all_ways(paths: list[set[int]], most: int) -> Iterator[tuple[int, int]]:
 
 
 @both
+@given(several_rollouts(), whole)
+def test_a_single_chain_is_the_same_row_at_level_trajectory(
+    implementation: str, rollouts: list[PlainRollout], chosen: dict[str, Any]
+) -> None:
+    no_limit = {"max_prompt_length": 999, "max_response_length": 999, "max_total_length": None}
+    chains = rows_of(implementation, rollouts, chosen | no_limit | {"level": "trajectory"})
+    row_of = {row.rollout_id: row for row in rows_of(implementation, rollouts, chosen)}
+    assert {row.rollout_id for row in chains} == row_of.keys()
+    for rollout_id, tree in row_of.items():
+        own = [row for row in chains if row.rollout_id == rollout_id]
+        assert len(tree.ids) <= sum(len(row.ids) for row in own)
+        if len(own) == 1:
+            assert tree == own[0]
+
+
+@both
 @given(several_rollouts(), trees)
 def test_widths_and_limits_of_the_other_levels_change_nothing(
     implementation: str, rollouts: list[PlainRollout], chosen: dict[str, Any]

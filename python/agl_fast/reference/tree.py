@@ -37,9 +37,10 @@ def grow_tree(turns: list[Turn]) -> tuple[Node, dict[int, Node]]:
         at = deepest_match(root, turn.prompt)
         for token in turn.prompt[at.depth + 1 :]:
             at = _append(at, token, turn.index, CONTEXT, None)
-        for token, log_prob in zip(
-            turn.response, turn.log_probs or [None] * len(turn.response), strict=True
-        ):
+        log_probs: list[float | None] = [None] * len(turn.response)
+        if turn.log_probs is not None:
+            log_probs = [*turn.log_probs]
+        for token, log_prob in zip(turn.response, log_probs, strict=True):
             at = _append(at, token, turn.index, turn.index, log_prob)
         ends[turn.index] = at
     return root, ends
