@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 
 import numpy as np
@@ -199,15 +198,22 @@ def test_mismatches_are_counted_and_written_down(debug, kind, tmp_path):
         return
     rollout_id = rows.non_tensor_batch["rollout_id_list"][0]
     (path,) = folder.iterdir()
-    assert path.name == f"{rollout_id}-1.json"
-    case = json.loads(path.read_text())
-    assert case["kind"] == kind
-    assert (case["rollout_id"], case["call"], case["closest_call"]) == (rollout_id, 1, 0)
-    assert case["index"] == len(prompt_ids_of(say("q0"))) + 1  # the role's letter is the same
-    assert case["expected_ids"] == HELLO[1:]
-    assert case["found_ids"][:2] == [1000, ord("\n")]
-    assert case["before"].endswith("q0\na")
-    assert (case["expected"], case["found"][:6]) == ("hello\n", "hello\n")
+    assert path.name == "retoken_mismatch.log"
+    prompt_ids = prompt_ids_of(say("q0"))
+    head, before, expected, expected_ids, found, found_ids, end = path.read_text().split("\n")[:7]
+    # The letter of the assistant's role is the same.
+    assert head.startswith(
+        f"----- step 1, rollout {rollout_id}, call 1: "
+        f"retokenised at token {len(prompt_ids) + 1} of "
+    )
+    assert head.endswith("after call 0")
+    assert before.startswith('before   "')
+    assert before.endswith('q0\\na"')
+    assert expected == 'expected "hello\\n"'
+    assert expected_ids.strip() == str(HELLO[1:])
+    assert found.startswith('found    "hello\\n')
+    assert found_ids.strip().startswith("[1000, 10, ")
+    assert end == ""
 
 
 def test_limits_may_change_from_step_to_step():

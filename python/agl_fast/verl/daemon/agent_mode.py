@@ -333,7 +333,7 @@ class AgentModeDaemon:
             max_prompt_length: P, at least 1.
             max_response_length: R, at least 1.
             device: where the tensors live.
-            global_steps: of the trainer, for subclasses.
+            global_steps: of the trainer.
 
         Returns:
             B rows: the tensors and columns of docs/rows.md, among them ``data_id_list``,
@@ -353,7 +353,7 @@ class AgentModeDaemon:
             self.run_recorder.counts if self.run_recorder is not None else {},
         )
         try:
-            batch = self._rows.build(max_prompt_length, max_response_length, device)
+            batch = self._rows.build(max_prompt_length, max_response_length, device, global_steps)
         except agl_fast.EmptyBatchError as error:
             happened = {name: value for name, value in metrics.items() if value}
             raise agl_fast.EmptyBatchError(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 import agl_fast
+from agl_fast.batch.mismatch import AGENT_LIGHTNING_NAMES
 
+CASES_A_STEP = 16
+LOG_BYTES = 4 << 20
 _SHOWN_TOKENS = 32
 
 
 class MismatchLog:
-    """A folder with one JSON file for each mismatch, ``{rollout_id}-{call}.json``.
+    """Agent-lightning's three logs: ``template_mismatch.log``, ``retoken_mismatch.log`` and
+    ``others_mismatch.log``, as text.
 
-    A file has ``rollout_id``, ``call``, ``index`` and ``kind`` of the ``Mismatch``;
-    ``closest_call``, the last one of the chain that came closest; and, from ``index`` on,
-    ``expected_ids`` of that chain and ``found_ids`` of the prompt, with their texts and the text
-    ``before``.
+    A case tells what the prompt begins with, and from the first difference on what the closest
+    chain of calls made expect and what was found, ids and text. Of each step a log has the first
+    ``CASES_A_STEP``, and it ends with ``LOG_BYTES``: metrics count them all.
 
     Args:
         folder: made when there is something to write.
@@ -33,47 +37,72 @@ class MismatchLog:
         self._tokenizer = tokenizer
 
     def write(
-        self, mismatches: Sequence[agl_fast.Mismatch], rollouts: Sequence[agl_fast.Rollout]
+        self,
+        mismatches: Sequence[agl_fast.Mismatch],
+        rollouts: Sequence[agl_fast.Rollout],
+        step: int | None = None,
     ) -> None:
-        """Write the mismatches of a batch that was built of the rollouts.
+        """Write mismatches of a batch that was built of the rollouts.
 
         Raises:
             OSError: a file cannot be written.
         """
-        of_id = {rollout.rollout_id: rollout for rollout in rollouts}
-        if mismatches:
-            self._folder.mkdir(parents=True, exist_ok=True)
+        of_log: dict[str, list[agl_fast.Mismatch]] = defaultdict(list)
         for mismatch in mismatches:
-            case = self._case(mismatch, of_id[mismatch.rollout_id].calls)
-            path = self._folder / f"{mismatch.rollout_id}-{mismatch.call}.json"
-            path.write_text(json.dumps(case, ensure_ascii=False, indent=1))
+            of_log[AGENT_LIGHTNING_NAMES[mismatch.kind]].append(mismatch)
+        if not of_log:
+            return
+        of_id = {rollout.rollout_id: rollout for rollout in rollouts}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for name, cases in of_log.items():
+            with (self._folder / f"{name}_mismatch.log").open("a", encoding="utf-8") as log:
+                for mismatch in cases[:CASES_A_STEP]:
+                    if log.tell() >= LOG_BYTES:
+                        break
+                    calls = of_id[mismatch.rollout_id].calls
+                    log.writelines(f"{line}\n" for line in self._case(mismatch, calls, step))
+                    if log.tell() >= LOG_BYTES:
+                        log.write("The log is full: further cases are only counted.\n")
+                if (n_left_out := len(cases) - CASES_A_STEP) > 0 and log.tell() < LOG_BYTES:
+                    log.write(f"{n_left_out} further cases of this step are not shown.\n\n")
 
-    def _case(self, mismatch: agl_fast.Mismatch, calls: Sequence[agl_fast.Call]) -> dict[str, Any]:
+    def _case(
+        self, mismatch: agl_fast.Mismatch, calls: Sequence[agl_fast.Call], step: int | None
+    ) -> Iterator[str]:
         prompt = np.asarray(calls[mismatch.call].prompt_ids)
-        contexts = [
-            np.concatenate([np.asarray(call.prompt_ids), np.asarray(call.response_ids)])
-            for call in calls[: mismatch.call]
-        ]
-        shared = [_common_prefix(context, prompt) for context in contexts]
-        # Others that share more, as a judge's, are no chain that the call could have extended.
-        closest = max(i for i, n_shared in enumerate(shared) if n_shared == mismatch.index)
+        closest, context = _closest(mismatch, calls, prompt)
         shown = slice(mismatch.index, mismatch.index + _SHOWN_TOKENS)
-        expected, found = contexts[closest][shown].tolist(), prompt[shown].tolist()
-        case = {
-            "rollout_id": mismatch.rollout_id,
-            "call": mismatch.call,
-            "closest_call": closest,
-            "index": mismatch.index,
-            "kind": mismatch.kind,
-            "expected_ids": expected,
-            "found_ids": found,
-        }
-        if self._tokenizer is not None:
-            before = prompt[max(0, mismatch.index - _SHOWN_TOKENS) : mismatch.index].tolist()
-            case["before"] = self._tokenizer.decode(before)
-            case["expected"] = self._tokenizer.decode(expected)
-            case["found"] = self._tokenizer.decode(found)
-        return case
+        of_step = "" if step is None else f"step {step}, "
+        yield (
+            f"----- {of_step}rollout {mismatch.rollout_id}, call {mismatch.call}: "
+            f"{mismatch.kind} at token {mismatch.index} of {len(prompt)}, after call {closest}"
+        )
+        before = prompt[max(0, mismatch.index - _SHOWN_TOKENS) : mismatch.index]
+        for name, ids in (
+            ("before", before),
+            ("expected", context[shown]),
+            ("found", prompt[shown]),
+        ):
+            if self._tokenizer is not None:
+                text = self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+                yield f"{name:8} {json.dumps(text, ensure_ascii=False)}"
+            if name != "before":
+                yield f"{'':8} {ids.tolist()}"
+        yield ""
+
+
+def _closest(
+    mismatch: agl_fast.Mismatch, calls: Sequence[agl_fast.Call], prompt: NDArray[Any]
+) -> tuple[int, NDArray[Any]]:
+    """The last call of the chain that came closest, and its context."""
+    for i in range(mismatch.call - 1, -1, -1):
+        context = np.concatenate(
+            [np.asarray(calls[i].prompt_ids), np.asarray(calls[i].response_ids)]
+        )
+        # Others that share more, as a judge's, are no chain that the call could have extended.
+        if _common_prefix(context, prompt) == mismatch.index:
+            return i, context
+    raise AssertionError("a mismatch has a chain that it was compared with")
 
 
 def _common_prefix(first: NDArray[Any], second: NDArray[Any]) -> int:

@@ -106,9 +106,16 @@ class TrainingRows:
         self.counts.clear()
 
     def build(
-        self, max_prompt_length: int, max_response_length: int, device: torch.device | str | None
+        self,
+        max_prompt_length: int,
+        max_response_length: int,
+        device: torch.device | str | None,
+        step: int | None = None,
     ) -> agl_fast.Batch:
         """The rows of everything that was added.
+
+        Args:
+            step: of the trainer, for the mismatch log.
 
         Raises:
             EmptyBatchError: there are none.
@@ -128,7 +135,7 @@ class TrainingRows:
         if _took_tokens(batch.accounting):
             batch.metrics.update(self._fitting_limits(max_prompt_length))
         if self._mismatch_log is not None:
-            self._mismatch_log.write(batch.mismatches, self._kept)
+            self._mismatch_log.write(batch.mismatches, self._kept, step)
         if self._options["level"] == "transition" and not self._said_savings:
             self._said_savings = True
             self._say_savings(batch)
@@ -137,6 +144,13 @@ class TrainingRows:
     def _fitting_limits(self, max_prompt_length: int) -> dict[str, float]:
         """As metrics: what would have cut nothing."""
         options = Options(**self._options, max_prompt_length=1, max_response_length=1)
+        if options.level == "tree":
+            longest = max(
+                len(call.prompt_ids) + len(call.response_ids)
+                for rollout in self._kept
+                for call in rollout.calls
+            )
+            return {f"{FITTING}tree_max_tokens": longest}
         fitting = fitting_limits(
             self._kept,
             level=options.level,

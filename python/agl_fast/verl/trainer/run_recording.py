@@ -48,8 +48,8 @@ def padding_token_id(tokenizer: Any) -> int:
 def token_summary(config: Any) -> TokenSummary:
     """Of a run that begins; it names limits as the configuration does."""
     level = config.agentlightning.trace_aggregator.level
-    prefix = "data."
-    if level != "transition":
-        prefix = "agentlightning.trace_aggregator.trajectory_"
+    ours = "agentlightning.trace_aggregator."
+    prefix = "data." if level == "transition" else f"{ours}trajectory_"
     names = ("max_prompt_length", "max_response_length", "max_total_length")
-    return TokenSummary(level, {name: f"{prefix}{name}" for name in names})
+    keys = {name: f"{prefix}{name}" for name in names}
+    return TokenSummary(level, {**keys, "tree_max_tokens": f"{ours}tree_max_tokens"})
