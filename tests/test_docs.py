@@ -80,17 +80,16 @@ def test_example_of_concepts_gives_the_rows_of_its_figures() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of verl, vLLM and what they import
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_example_of_configuration_composes(device: str) -> None:
+@pytest.mark.parametrize(
+    ("page", "begins", "ends"),
+    [("configuration", "algorithm = VERL(", ")\n```"), ("sql_agent", "SETTINGS = ", "\n\nif")],
+)
+def test_settings_compose(page: str, begins: str, ends: str, device: str) -> None:
     pytest.importorskip("verl", reason="needs the extra [cpu] or [verl]")
     from agl_fast.verl.config import compose
 
-    example = re.search(
-        r"```python\nalgorithm = VERL\((.*?)\)\n```",
-        (DOCS / "configuration.md").read_text(),
-        re.DOTALL,
-    )
-    assert example is not None
-    config = compose(ast.literal_eval(example[1]), device=device).config
+    example = (DOCS / f"{page}.md").read_text().partition(f"\n{begins}")[2].partition(ends)[0]
+    config = compose(ast.literal_eval(example), device=device).config
     assert config.agentlightning.trace_aggregator.level == "trajectory"
 
 
