@@ -11,9 +11,10 @@ import agl_fast
 from agl_fast import reference
 from benchmarks.answers import assert_every_sampled_token_is_trained
 from benchmarks.baselines import PAD_TOKEN_ID
-from benchmarks.conversations import Conversation, for_agl_fast, load_traces
+from benchmarks.conversations import Conversation, for_agl_fast, load_traces, random_ids
 from benchmarks.workload import Answers, Competitor, Prepared, Row, Size, Workload
 
+SEED = 20_250_804
 # Above every trace's length, so that every call is laid out and no row is cut.
 NO_LIMIT = 1 << 20
 
@@ -120,4 +121,52 @@ def kernel(name: str) -> Workload:
     )
 
 
-WORKLOADS = (kernel("swe_nothink"), kernel("swe_think"))
+def prepare_one_by_one(size: Size) -> Prepared:
+    """The same calls, each a difference to the one before, as one rollout or as eight."""
+    n_calls, n_tokens = 16 * size.rollouts, 8
+    rng = np.random.default_rng(SEED)
+    tails, responses = (
+        [random_ids(rng, n_tokens) for _ in range(n_calls)] for _ in ("tails", "responses")
+    )
+
+    def add(n_rollouts: int) -> Callable[[], agl_fast.BatchBuilder]:
+        def run() -> agl_fast.BatchBuilder:
+            builder = agl_fast.BatchBuilder(**options("tree") | {"tree_max_tokens": NO_LIMIT})
+            for at in range(n_calls):
+                turn, rollout = divmod(at, n_rollouts)
+                base = turn - 1 if turn else None
+                # History leaves out the end of the answer.
+                keep = turn * (2 * n_tokens - 1)
+                builder.add_call(f"rollout-{rollout}", base, keep, tails[at], responses[at])
+            return builder
+
+        return run
+
+    def check(answers: Answers) -> None:
+        for builder in answers.values():
+            batch = builder.finish()
+            assert batch.accounting.trained == n_calls * n_tokens
+            assert batch.tensors["input_ids"].values().numel() == 2 * n_calls * n_tokens
+
+    return Prepared(
+        {"eight rollouts": Competitor(add(8)), "one rollout": Competitor(add(1))}, check
+    )
+
+
+ONE_BY_ONE = Workload(
+    "tree_one_by_one",
+    prepare_one_by_one,
+    (
+        Row(
+            "4,096 calls told one by one, as one rollout, against eight of 512 calls",
+            "eight rollouts",
+            "one rollout",
+            1.3,
+            at_most=True,
+        ),
+    ),
+    rounds=9,
+    threads=1,
+)
+
+WORKLOADS = (kernel("swe_nothink"), kernel("swe_think"), ONE_BY_ONE)
