@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -50,3 +51,27 @@ def test_only_new_and_unmapped_segments_are_unlinked() -> None:
     finally:
         in_use.close()
         in_use.unlink()
+
+
+@pytest.mark.skipif(not leftovers.SHARED_MEMORY.is_dir(), reason="no /dev/shm here")
+def test_a_segment_that_another_run_is_making_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It exists before it is mapped."""
+    before = leftovers.shared_memory_segments()
+    path = leftovers.SHARED_MEMORY / f"psm_{uuid4().hex[:8]}"
+    path.write_bytes(bytes(4096))
+    made: list[mmap.mmap] = []
+
+    def map_it(_: float) -> None:
+        with path.open("r+b") as file:
+            made.append(mmap.mmap(file.fileno(), 0))
+
+    monkeypatch.setattr(leftovers.time, "sleep", map_it)
+    try:
+        assert leftovers.unlink_abandoned_segments(before) == []
+        assert path.exists()
+        made[0].close()
+        monkeypatch.undo()
+        leftovers.unlink_abandoned_segments(before)
+        assert not path.exists()
+    finally:
+        path.unlink(missing_ok=True)

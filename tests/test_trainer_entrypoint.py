@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
+from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +27,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # litellm's
     from agl_fast.verl import entrypoint, ray_cluster
 
-from agl_fast.verl.leftovers import RUN_VARIABLE
+from agl_fast.verl.leftovers import RUN_VARIABLE, shared_memory_segments
+from agl_fast.verl.trainer import watch
 
 
 async def called_in_a_loop(function: Any) -> Any:
@@ -173,6 +179,61 @@ def test_a_placement_that_does_not_come_names_what_is_missing(monkeypatch):
         placements()
     table["waits"]["state"] = "CREATED"
     placements()
+
+
+def test_a_cluster_with_one_cpu_is_said_at_once_and_waits_no_longer_than_it_may(
+    monkeypatch, caplog
+):
+    """verl reserves three CPUs a GPU, and would wait for ever, without a word."""
+    waits = {"state": "PENDING", "bundles": {0: {"CPU": 3.0, "GPU": 1.0}}}
+    tables = itertools.chain([{}], itertools.repeat({"ours": waits}))
+    ray = ray_cluster.ray
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1.0, "GPU": 1.0})
+    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 1.0, "GPU": 1.0})
+    monkeypatch.setattr(
+        ray_cluster,
+        "placement_group_table",
+        lambda: tables.pop(0) if len(tables) > 1 else tables[0],
+    )
+    monkeypatch.setattr(ray_cluster, "PLACEMENT_SECONDS", 0.2)
+    monkeypatch.setattr(watch, "CHECK_SECONDS", 0.1)
+    settings = config(address="10.0.0.1:6379")
+    settings.trainer = {"nnodes": 1, "n_gpus_per_node": 1}
+    with (
+        pytest.raises(RuntimeError, match=r"starting.*missing is CPU: 3 wanted, 1 free of 1$"),
+        ray_cluster.ray_cluster(settings, Path("/short")),
+        watch.watched("starting the workers", 30, ray_cluster.Placements()),
+    ):
+        time.sleep(30)
+    assert "has 1 logical CPUs, and the run needs 4" in caplog.text
+
+
+def test_the_first_of_two_runs_to_end_leaves_what_is_the_other_s(monkeypatch):
+    quick = functools.partial(entrypoint.stop_processes_of_run, grace_seconds=0.2)
+    monkeypatch.setattr(entrypoint, "stop_processes_of_run", quick)
+    nap = [sys.executable, "-c", "import time; time.sleep(600)"]
+    other = subprocess.Popen(nap, env={**os.environ, RUN_VARIABLE: "another run"})
+    folders, segments = [], [shared_memory.SharedMemory(create=True, size=64)]
+    try:
+        with entrypoint.nothing_left_behind() as folder:
+            ours = subprocess.Popen(nap)
+            segments.append(shared_memory.SharedMemory(create=True, size=64))  # the other's, later
+            folders.append(folder)
+        with entrypoint.nothing_left_behind() as folder:
+            folders.append(folder)
+        assert folders[0] != folders[1]
+        assert ours.wait(10) != 0
+        assert other.poll() is None
+        assert {each.name for each in segments} <= shared_memory_segments()
+    finally:
+        other.kill()
+        other.wait()
+        for segment in segments:
+            segment.close()
+            segment.unlink()
 
 
 @pytest.mark.parametrize(

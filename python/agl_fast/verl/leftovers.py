@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 import psutil
 
 RUN_VARIABLE = "AGL_FAST_RUN"
 SHARED_MEMORY = Path("/dev/shm")
+_MAPPED_SECONDS = 0.5  # from making a segment to mapping it, on a busy machine
 # Python's SharedMemory (vLLM's message queues) and semaphores, verl's weight buckets.
 SEGMENT = re.compile(r"(psm_|sem\.mp-|verl_weights_)\w+")
 
@@ -60,11 +62,16 @@ def shared_memory_segments() -> set[str]:
 def unlink_abandoned_segments(before: set[str]) -> list[str]:
     """Unlink segments that are new since `before` and that no process maps; return what stays.
 
-    A segment that somebody maps belongs to another run: ours have ended by now.
+    A segment that somebody maps belongs to another run: ours have ended by now. One that another
+    run makes at this moment is mapped a moment later.
     """
-    for name in shared_memory_segments() - before - mapped_segments():
+    abandoned = shared_memory_segments() - before - mapped_segments()
+    if abandoned:
+        time.sleep(_MAPPED_SECONDS)
+        abandoned -= mapped_segments()
+    for name in abandoned:
         (SHARED_MEMORY / name).unlink(missing_ok=True)
-    return sorted(shared_memory_segments() - before - mapped_segments())
+    return sorted(abandoned & shared_memory_segments())
 
 
 def mapped_segments() -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import Counter
@@ -16,6 +17,8 @@ from ray.util.placement_group import placement_group_table
 from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
 from agl_fast.verl.trainer.watch import watched
+
+logger = logging.getLogger(__name__)
 
 START_ATTEMPTS = 3
 PLACEMENT_SECONDS = 120.0
@@ -33,13 +36,17 @@ def check_cpus(config: Any) -> None:
     Its actors would wait for a place, without a word.
     """
     wanted = config.ray_kwargs.get("ray_init", {}).get("num_cpus")
-    least = _CPUS_OF_A_GPU * config.trainer.n_gpus_per_node * config.trainer.nnodes + 1
+    least = _least_cpus(config)
     if wanted is not None and wanted < least and _address(config) == "local":
         raise ValueError(
             f"ray_kwargs.ray_init.num_cpus={wanted}: expected at least {least}, as verl reserves "
             f"{_CPUS_OF_A_GPU} for each of trainer.nnodes × trainer.n_gpus_per_node GPUs; Ray only "
             "counts them, the machine may have fewer"
         )
+
+
+def _least_cpus(config: Any) -> int:
+    return int(_CPUS_OF_A_GPU * config.trainer.n_gpus_per_node * config.trainer.nnodes + 1)
 
 
 @contextmanager
@@ -57,10 +64,29 @@ def ray_cluster(config: Any, folder: Path) -> Iterator[None]:
         return
     _start(_init_options(config, folder))
     try:
+        if _address(config) != "local":
+            _say_what_is_missing(config)
         yield
     finally:
         with watched("leaving Ray", LEAVE_SECONDS):
             ray.shutdown()
+
+
+def _say_what_is_missing(config: Any) -> None:
+    """A cluster that is there may grow: its actors wait, and `Placements` ends the wait."""
+    least, there = _least_cpus(config), ray.cluster_resources().get("CPU", 0)
+    if there < least:
+        logger.warning(
+            "The Ray cluster at %s has %g logical CPUs, and the run needs %d (%d for each of "
+            "trainer.nnodes × trainer.n_gpus_per_node GPUs, and one): unless nodes join, it ends "
+            "without a place within %g s. Start the cluster with `ray start --num-cpus`, or leave "
+            "ray_kwargs.ray_init.address and RAY_ADDRESS unset for a cluster of the run's own.",
+            _address(config),
+            there,
+            least,
+            _CPUS_OF_A_GPU,
+            PLACEMENT_SECONDS,
+        )
 
 
 def _start(options: dict[str, Any]) -> None:
