@@ -25,7 +25,9 @@ autoapi_dirs = [str(ROOT / "python" / "agl_fast")]
 autoapi_generate_api_docs = False
 autoapi_python_class_content = "class"
 autoapi_python_use_implicit_namespaces = True
-autoapi_options = ["members", "undoc-members", "show-inheritance"]
+autoapi_options = ["members", "show-inheritance"]
+add_module_names = False
+python_use_unqualified_type_names = True
 
 html_theme = "furo"
 html_title = "agl_fast"
