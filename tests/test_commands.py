@@ -156,13 +156,14 @@ def test_help(capsys):
 
 AGENT = """
 import agentlightning, openai
+from agl_fast import VERL  # else emitted rewards do not reach the store
 
 @agentlightning.rollout
-def talk(task, llm: agentlightning.LLM) -> float:
+def talk(task, llm: agentlightning.LLM) -> None:
     with openai.OpenAI(base_url=llm.endpoint, api_key="none") as client:
         messages = [{"role": "user", "content": task["question"]}]
         client.chat.completions.create(model=llm.model, messages=messages)
-    return 0.5
+    agentlightning.emit_reward(0.5)
 
 agentlightning.Trainer(tracer=agentlightning.OtelTracer(), n_runners=1).fit(talk)
 """

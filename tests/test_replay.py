@@ -115,6 +115,18 @@ def test_other_settings_are_another_step(taken: Replay, path: Path, model: Path)
     assert replay(path, overrides, model=model).fingerprint != taken.fingerprint
 
 
+def test_a_step_on_trees(taken: Replay, path: Path, model: Path) -> None:
+    """The same calls; only the order of sums is another one."""
+    overrides = {
+        "agentlightning": {"trace_aggregator": {"level": "tree", "tree_max_tokens": 64}},
+        "actor_rollout_ref": {"model": {"use_remove_padding": True}},
+    }
+    found = replay(path, overrides, model=model)
+    assert len(found.batch) == N_GROUPS * GROUP_SIZE
+    for name in ("actor/grad_norm", "actor/entropy"):
+        assert found.metrics[name] == pytest.approx(taken.metrics[name], rel=1e-3)
+
+
 def test_a_reference_policy(path: Path, model: Path) -> None:
     overrides = {"actor_rollout_ref": {"actor": {"use_kl_loss": True}}}
     found = replay(path, overrides, model=model)

@@ -25,8 +25,9 @@ def main(arguments: Sequence[str]) -> int:
 
         AGL_CURRENT_ROLE=runner AGL_SERVER_PORT=4747 python my_agent.py
 
-    where my_agent.py has `agentlightning.Trainer(n_runners=8).fit(agent)`. The store listens on
-    the host that AGL_SERVER_HOST names (localhost).
+    where my_agent.py has `agentlightning.Trainer(n_runners=8).fit(agent)`, and imports
+    `agl_fast.VERL`: with the newest OpenTelemetry, rewards that an agent emits would not reach the
+    store otherwise. The store listens on the host that AGL_SERVER_HOST names (localhost).
     """
     algorithm = VERL(parse_overrides(arguments))
     data = algorithm.config.data

@@ -16,7 +16,7 @@ from agl_fast.verl.daemon import AgentModeDaemon, Outcome  # isort: skip
 import agentlightning
 
 import agl_fast
-from agl_fast.batch.options import Level, OverlongPrompt, TruncatedRollouts
+from agl_fast.batch.options import TREE_MAX_TOKENS, Level, OverlongPrompt, TruncatedRollouts
 from agl_fast.batch.summary import TokenSummary
 from agl_fast.recording import RecordingWriter
 from agl_fast.verl.dry_run.result import DryRun
@@ -40,6 +40,7 @@ def dry_run(
     max_prompt_length: int = 2048,
     max_response_length: int = 8192,
     max_total_length: int | None = None,
+    tree_max_tokens: int = TREE_MAX_TOKENS,
     overlong_prompt: OverlongPrompt | None = None,
     truncated_rollouts: TruncatedRollouts = "train",
     failed_rollouts: Literal["skip", "zero"] = "skip",
@@ -87,6 +88,7 @@ def dry_run(
         "max_prompt_length": max_prompt_length,
         "max_response_length": max_response_length,
         "max_total_length": max_total_length,
+        "tree_max_tokens": tree_max_tokens,
         "overlong_prompt": overlong_prompt,
         "truncated_rollouts": truncated_rollouts,
         "reward_fillna_value": reward_fillna_value,
@@ -231,7 +233,7 @@ class _DryRunAlgorithm(agentlightning.Algorithm):
         return DryRun(rollouts, self.batch, self.metrics, summary)
 
 
-_AGGREGATOR_KEYS = ("level", "overlong_prompt", "truncated_rollouts", "trim")
+_AGGREGATOR_KEYS = ("level", "overlong_prompt", "truncated_rollouts", "tree_max_tokens", "trim")
 
 
 def _base(endpoint: str) -> str:

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.device import get_device_name
 from verl.workers.config import TrainingWorkerConfig
-from verl.workers.engine_workers import TrainingWorker
 
+from agl_fast.verl.entrypoint import trains_trees, worker_classes
 from agl_fast.verl.trainer.workers import WorkerGroups
 
 
@@ -77,6 +76,10 @@ class OneProcess:
     def update_actor(self, rows: Any) -> Any:
         return self._actor.train_mini_batch(rows)
 
+    def trains_trees(self) -> list[bool]:
+        parts = [self._actor, *([] if self._reference is None else [self._reference])]
+        return [hasattr(part, "trains_trees") and part.trains_trees() for part in parts]
+
     def set_loss_fn(self, loss: Any) -> None:
         self._actor.set_loss_fn(loss)
 
@@ -112,7 +115,8 @@ def _worker(config: Any, model: str) -> Any:
     engine.micro_batch_size_per_gpu = actor.ppo_micro_batch_size_per_gpu
     engine.infer_max_token_len_per_gpu = parts.rollout.log_prob_max_token_len_per_gpu
     engine.infer_micro_batch_size_per_gpu = parts.rollout.log_prob_micro_batch_size_per_gpu
-    worker = _worker_class()(
+    _, worker_class = worker_classes(trees=trains_trees(config))
+    worker = worker_class(
         TrainingWorkerConfig(
             model_type="language_model",
             model_config=omega_conf_to_dataclass(parts.model),
@@ -123,12 +127,3 @@ def _worker(config: Any, model: str) -> Any:
     )
     worker.reset()
     return worker
-
-
-def _worker_class() -> Any:
-    if get_device_name() != "cpu":
-        return TrainingWorker
-    # Only here: where there is an accelerator, it registers engines for nothing.
-    from agl_fast.platform_cpu.workers import CpuTrainingWorker
-
-    return CpuTrainingWorker

@@ -66,8 +66,8 @@ def _of_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     aggregator = {
         name: rows[name]
-        for name in ("level", "overlong_prompt", "truncated_rollouts", "trim")
-        if name in rows
+        for name in ("level", "overlong_prompt", "truncated_rollouts", "tree_max_tokens", "trim")
+        if rows.get(name) is not None
     }
     settings: dict[str, Any] = {"agentlightning": {"trace_aggregator": aggregator}}
     if "reward_fillna_value" in rows:
