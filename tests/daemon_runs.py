@@ -32,6 +32,7 @@ with warnings.catch_warnings():
         waiting,
     )
     from agl_fast.verl.daemon.loop_thread import LoopThread
+    from agl_fast.verl.daemon.mismatch_log import MismatchLog
     from agl_fast.verl.span_export import send_spans_to_the_store
 
 # Tests take these from here, where their import makes no noise.
@@ -40,6 +41,7 @@ __all__ = [
     "LightningStoreOTLPExporter",
     "LlmProxyTraceToTriplet",
     "LoopThread",
+    "MismatchLog",
     "SpanCoreFields",
     "TraceStatus",
     "TracerTraceToTriplet",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import threading
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ import httpx
 import pytest
 
 import agl_fast
-from daemon_runs import HELLO, daemon_bench, hello, scripted_runners
+from daemon_runs import HELLO, MismatchLog, daemon_bench, hello, scripted_runners
 from fake_openai_server import Answer, FakeOpenAIServer, prompt_ids_of
 from running_proxy import say
 
@@ -140,6 +141,45 @@ def test_a_port_of_the_proxy_that_is_taken_is_an_error():
         with pytest.raises(OSError, match=rf"agentlightning\.proxy\.port={other.port}"):
             bench.enqueue(1)
         assert bench.daemon._batch is None
+
+
+def test_calls_of_rollouts_that_nobody_enqueued():
+    """They are answered or refused, and in no row; the next step counts them."""
+
+    def agent(run) -> float:
+        run.ask("a")
+        stranger = run.llm.get_base_url("ro-unknown", "at-unknown")
+        body = {"model": run.llm.model, "messages": say("stranger")}
+        statuses.append(run.client.post(f"{stranger}/chat/completions", json=body).status_code)
+        return 1.0
+
+    statuses: list[int] = []
+    with daemon_bench(train_rollout_n=1) as bench:
+        rows, metrics = bench.train(agent, 1)
+        _, following = bench.train(agent, 1)
+    assert len(rows) == 1
+    assert rows.batch["prompts"].tolist() == [prompt_ids_of(say("a"))]
+    assert metrics["training/failed_rollouts"] == 0
+    assert statuses == [200, 200]
+    assert following["training/proxy/forgotten_tokens"] == len(HELLO)
+
+
+def test_a_full_disk_ends_the_mismatch_log_and_not_the_run(tmp_path, monkeypatch, caplog):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def rewrites(run) -> float:
+        run.ask("a")
+        run.ask("b", "hello", "c")
+        return 1.0
+
+    monkeypatch.setattr(MismatchLog, "write", full)
+    settings = {"level": "trajectory", "debug": True, "mismatch_log_dir": str(tmp_path)}
+    with daemon_bench(trace_aggregator=settings, train_rollout_n=1) as bench:
+        for _ in range(2):
+            rows, _ = bench.train(rewrites, 1)
+            assert len(rows) == 2
+    assert caplog.text.count("only counted from here on") == 1
 
 
 def test_two_runs_on_one_machine():

@@ -119,6 +119,25 @@ def test_a_runner_that_beats_while_its_agent_works_is_left_alone():
     assert metrics["training/failed_rollouts"] == 0
 
 
+def test_a_runner_without_beats_whose_agent_calls_is_left_alone():
+    store = new_store()
+
+    def busy(run) -> float:
+        asyncio.run(store.update_worker("worker-1", {}))
+        for turn in range(8):
+            run.ask(f"turn {turn}")
+            time.sleep(0.2)
+        return 1.0
+
+    settings = {"train_rollout_n": 1, "runner_silent_seconds": 0.6}
+    with daemon_bench(store=store, rollout_deadline_seconds=6.0, **settings) as bench:
+        dequeue = store.dequeue_rollout
+        store.dequeue_rollout = lambda: dequeue(worker_id="worker-1")
+        _, metrics = bench.train(busy, 1, runners=1)
+    assert metrics["training/failed_rollouts"] == 0
+    assert metrics["training/n_triplets"] == 8
+
+
 def worker(name: str, beat: float | None) -> SimpleNamespace:
     return SimpleNamespace(worker_id=name, last_heartbeat_time=beat)
 

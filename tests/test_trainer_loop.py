@@ -157,6 +157,9 @@ def test_the_daemon_is_made_as_the_configuration_says():
     assert made["proxy_settings"] == proxy
     assert (made["store"], made["llm_proxy"], made["adapter"]) == ("store", "proxy", "adapter")
     assert made["check"] == trainer.check_while_sampling
+    assert made["runner_silent_seconds"] == 120.0
+    trainer.store = None
+    assert trainer.make_daemon()[1]["mode"] == "v0"
 
 
 @pytest.mark.parametrize("setting", [{"credit": "last_call"}, {"rollout_hook": "os.path:join"}])

@@ -63,6 +63,9 @@ class LegacySource:
     async def workers(self) -> list[Any]:
         return []  # clients give no sign of life
 
+    def last_call_at(self, rollout_id: str, attempt_id: str) -> float:
+        return 0.0  # calls do not name their rollout
+
     async def give_up_attempt(self, rollout_id: str, attempt_id: str) -> None:
         raise NotImplementedError("tasks have no attempts")
 

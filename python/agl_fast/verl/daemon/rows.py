@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from agl_fast.batch.summary import FITTING
 from agl_fast.verl.credit import CreditAssignment, NamedHook
 from agl_fast.verl.daemon.mismatch_log import MismatchLog
 from agl_fast.verl.daemon.outcomes import FailedRollouts, Outcome
+
+logger = logging.getLogger(__name__)
 
 # Keys of trace_aggregator that batches are built with, under the same name.
 _SHARED_KEYS = ("level", "overlong_prompt", "truncated_rollouts", "trim")
@@ -135,11 +138,19 @@ class TrainingRows:
         if _took_tokens(batch.accounting):
             batch.metrics.update(self._fitting_limits(max_prompt_length))
         if self._mismatch_log is not None:
-            self._mismatch_log.write(batch.mismatches, self._kept, step)
+            self._log_mismatches(self._mismatch_log, batch, step)
         if self._options["level"] == "transition" and not self._said_savings:
             self._said_savings = True
             self._say_savings(batch)
         return batch
+
+    def _log_mismatches(self, log: MismatchLog, batch: agl_fast.Batch, step: int | None) -> None:
+        """A disk that is full ends the log, not the run."""
+        try:
+            log.write(batch.mismatches, self._kept, step)
+        except OSError as error:
+            logger.warning("Mismatches are only counted from here on: %s", error)
+            self._mismatch_log = None
 
     def _fitting_limits(self, max_prompt_length: int) -> dict[str, float]:
         """As metrics: what would have cut nothing."""

@@ -35,6 +35,9 @@ class StoreSource(StoreAccess):
         )
         return await self.add_resources({"main_llm": main_llm})
 
+    def last_call_at(self, rollout_id: str, attempt_id: str) -> float:
+        return self._llm_proxy.recorder.last_call_at(rollout_id, attempt_id)
+
     async def give_up(self, rollout_id: str) -> None:
         """Cancel it, and forget its calls."""
         await self.cancel(rollout_id)

@@ -47,6 +47,9 @@ class RolloutSource(Protocol):
 
     async def workers(self) -> list[Any]: ...
 
+    # When its last call was finished, in seconds since the epoch.
+    def last_call_at(self, rollout_id: str, attempt_id: str) -> float: ...
+
     async def give_up_attempt(self, rollout_id: str, attempt_id: str) -> None: ...
 
     async def cancel(self, rollout_id: str) -> None: ...
@@ -148,19 +151,23 @@ class Waiting:
                     self._moved_at = time.monotonic()
 
     async def _give_up_attempts_of_silent_runners(self) -> None:
-        if self._silent_runners.seconds is None:
+        seconds = self._silent_runners.seconds
+        if seconds is None:
             return
         for worker in self._silent_runners.among(await self._store.workers()):
-            if worker.current_rollout_id not in self._queued_at or not worker.current_attempt_id:
+            rollout_id, attempt_id = worker.current_rollout_id, worker.current_attempt_id
+            if rollout_id not in self._queued_at or not attempt_id:
                 continue
+            if time.time() - self._store.last_call_at(rollout_id, attempt_id) < seconds:
+                continue  # its beats are lost, but its agent works
             logger.warning(
                 "Runner %s has given no sign of life for %g s: its attempt at rollout %s is given "
                 "up.",
                 worker.worker_id,
-                self._silent_runners.seconds,
-                worker.current_rollout_id,
+                seconds,
+                rollout_id,
             )
-            await self._store.give_up_attempt(worker.current_rollout_id, worker.current_attempt_id)
+            await self._store.give_up_attempt(rollout_id, attempt_id)
 
     def _require_progress(self) -> None:
         now = time.monotonic()

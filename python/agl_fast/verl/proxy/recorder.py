@@ -114,6 +114,12 @@ class Recorder:
                 self._calls.pop(rollout_id, None)
         return sorted(known.values(), key=lambda recorded: recorded.sequence)
 
+    def last_call_at(self, rollout_id: str, attempt_id: str) -> float:
+        """When the attempt's last call was finished, in seconds since the epoch; 0: it has none."""
+        with self._lock:
+            known = self._calls.get(rollout_id, {}).get(attempt_id, {})
+            return max((recorded.finished_at for recorded in known.values()), default=0.0)
+
     def discard(self, rollout_id: str) -> None:
         """Forget what every attempt of a rollout has left, and count it."""
         with self._lock:
