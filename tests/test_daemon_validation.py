@@ -198,7 +198,7 @@ class QwenProcessor:
         ({"llm_timeout_seconds": 0}, "llm_timeout_seconds must be more than 0"),
         ({"rollout_deadline_seconds": -1}, "rollout_deadline_seconds"),
         ({"processor": QwenProcessor()}, "M-RoPE"),
-        ({"trace_aggregator": {"level": "tree"}}, "level must be one of"),
+        ({"trace_aggregator": {"level": "turn"}}, "level must be one of"),
         ({"trace_aggregator": {"overlong_prompt": "cut"}}, "overlong_prompt must be one of"),
         ({"reward_fillna_value": float("nan")}, "reward_fillna_value"),
         ({"proxy_settings": {"host": "0.0.0.0"}}, "api_key"),
