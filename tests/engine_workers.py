@@ -152,6 +152,30 @@ def engine_worker(config: Any, worker_cls: type[Any] | None = None) -> Any:
     return worker
 
 
+def critic_worker(config: Any, worker_cls: type[Any] | None = None) -> Any:
+    """verl's training worker with the critic's model and optimiser, on this rank."""
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.config import TrainingWorkerConfig
+
+    from agl_fast.platform_cpu.workers import CpuTrainingWorker
+
+    critic = omega_conf_to_dataclass(config.critic)
+    engine = critic.engine
+    engine.infer_max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
+    engine.max_token_len_per_gpu = critic.ppo_max_token_len_per_gpu
+    worker = (worker_cls or CpuTrainingWorker)(
+        TrainingWorkerConfig(
+            model_type="value_model",
+            model_config=critic.model,
+            engine_config=engine,
+            optimizer_config=critic.optim,
+            checkpoint_config=critic.checkpoint,
+        )
+    )
+    worker.reset()
+    return worker
+
+
 class EveryRank:
     """Stands for a worker group: this rank computes its share and gets the others' as well.
 

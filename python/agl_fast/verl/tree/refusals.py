@@ -34,17 +34,21 @@ def require_tree_model(model: Any) -> None:
 
 
 def require_tree_module(module: Any) -> None:
-    """Raise ValueError for a model that takes no attention function or computes all logits."""
-    missing = []
+    """Raise ValueError for a model that takes no attention function."""
     if not getattr(module, "_supports_attention_backend", False):
-        missing.append("takes attention functions")
-    if "logits_to_keep" not in inspect.signature(module.forward).parameters:
-        missing.append("takes logits_to_keep")
-    if not isinstance(module.get_output_embeddings(), torch.nn.Module):
-        missing.append("has an lm_head")
-    if missing:
         raise ValueError(
-            f"{LEVEL} with {type(module).__name__}: expected a model that {' and '.join(missing)}"
+            f"{LEVEL} with {type(module).__name__}: expected a model of transformers that takes "
+            "attention functions"
+        )
+
+
+def require_language_module(module: Any) -> None:
+    """Raise ValueError for a language model that cannot leave logits out."""
+    has_head = isinstance(module.get_output_embeddings(), torch.nn.Module)
+    if not has_head or "logits_to_keep" not in inspect.signature(module.forward).parameters:
+        raise ValueError(
+            f"{LEVEL} with {type(module).__name__}: expected a model with an lm_head that takes "
+            "logits_to_keep"
         )
 
 
