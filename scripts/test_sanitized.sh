@@ -30,7 +30,7 @@ export PYTHONPATH=tests/native
 # Reports are written below Python, hence capture=sys.
 tests=(
   tests/test_{pad,parse,bad_input,conformance,expand,expand_rows,property_native,traces}.py
-  tests/test_{property_add_call,tree_conformance,tree_properties,tree_traces}.py
+  tests/test_{property_add_call,tree_conformance,tree_traces}.py
 )
 LD_PRELOAD="$address $cxx" "$python" -m pytest -p sanitized_core --hypothesis-profile sanitized \
   -p no:cacheprovider --capture=sys -m "not slow and not gpu" -k "not P8192" "${tests[@]}"
