@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +21,8 @@ from daemon_runs import HELLO, SECONDS, Triplet, agentlightning, hello, new_daem
 from fake_openai_server import Answer, FakeOpenAIServer, prompt_ids_of
 from running_proxy import say, wait_until
 from verl_settings import documented
+
+LEGACY_AGENT = Path(__file__).with_name("legacy_agent.py")
 
 
 def free_port() -> int:
@@ -139,6 +144,24 @@ def test_a_validation():
         metrics = bench.daemon.get_test_metrics()
     assert metrics["val/reward"] == 0.5
     assert metrics["val/turn_count"] == 2
+
+
+@pytest.mark.slow
+def test_the_legacy_trainer_s_own_tracer_finds_ids_and_log_probs():
+    """In a process of its own, with no line of agl_fast's that the agent calls."""
+    with v0_bench(rollout_deadline_seconds=120.0) as bench:
+        bench.enqueue(2)
+        url = f"http://127.0.0.1:{bench.port}"
+        agent = subprocess.Popen([sys.executable, str(LEGACY_AGENT), url, "2"])
+        try:
+            bench.daemon.run_until_all_finished(verbose=False)
+        finally:
+            agent.kill()
+            agent.wait()
+        rows, metrics = bench.daemon.get_train_data_batch(64, 64, "cpu", 1)
+    assert rows.batch["response_mask"].sum(dim=1).tolist() == [2 * len(HELLO)] * 2
+    assert rows.batch["rollout_log_probs"].sum() == -0.5 * 4 * len(HELLO)
+    assert metrics["training/reward"] == 0.75
 
 
 def test_an_agent_of_the_legacy_trainer():
