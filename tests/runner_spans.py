@@ -42,6 +42,9 @@ async def ask(way: str, server: dict[str, str]) -> None:
         "logprobs": True,
         "extra_body": {"return_token_ids": True},
         "stream": "stream" in way,
+        # As frameworks ask. AgentOps makes attributes of them.
+        "max_tokens": None,
+        "temperature": openai.omit,
     }
     if way.startswith("sync"):
         with openai.OpenAI(**server) as client:

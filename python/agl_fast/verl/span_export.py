@@ -6,18 +6,20 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from agentlightning.types import Span
 from agentlightning.utils.otlp import LightningStoreOTLPExporter
 from agentops.sdk.exporters import AuthenticatedOTLPExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
 
 def send_spans_to_the_store() -> None:
-    """Make emitted rewards and traced calls arrive when runners are processes of their own.
+    """Make emitted rewards and traced calls arrive with Agent-lightning's tracers.
 
     Runner processes are forked and inherit this; twice does no harm.
     """
     _set_endpoint_of_client()
     _export_without_agentops_headers()
+    _leave_out_attributes_that_spans_do_not_take()
 
 
 def _set_endpoint_of_client() -> None:
@@ -61,3 +63,38 @@ def _export_without_agentops_headers() -> None:
         return OTLPSpanExporter.export(self, spans)
 
     AuthenticatedOTLPExporter.export = export_as_it_can
+
+
+def _leave_out_attributes_that_spans_do_not_take() -> None:
+    """Monkeypatch ``Span.__init__`` of agentlightning 0.3.0.
+
+    It refuses attributes that are None, bytes, mappings or mixed sequences. OpenTelemetry used to
+    leave them out and (seen with 1.45.2) no longer does, so that a call of openai with
+    ``max_tokens=None``, as frameworks make it, fails in the agent when AgentOps ends its span.
+    Obsolete with a release of agentlightning that takes what OpenTelemetry 1.45 does.
+    """
+    make = Span.__init__
+    if hasattr(make, "__wrapped__"):
+        return
+
+    @functools.wraps(make)
+    def make_of_plain_attributes(self: Any, /, **fields: Any) -> None:
+        attributes = fields.get("attributes") or {}
+        fields["attributes"] = {
+            name: value for name, value in attributes.items() if _is_plain(value)
+        }
+        make(self, **fields)
+
+    Span.__init__ = make_of_plain_attributes
+
+
+_SCALARS = (str, bool, int, float)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, _SCALARS):
+        return True
+    if not isinstance(value, list | tuple):
+        return False
+    kinds = {type(each) for each in value}
+    return kinds <= {int, float} or (len(kinds) == 1 and kinds < set(_SCALARS))
