@@ -110,6 +110,7 @@ def test_a_recording_says_how_its_rows_are_built(tmp_path):
         "max_total_length": None,
         "overlong_prompt": None,
         "truncated_rollouts": "train",
+        "tree_max_tokens": 16384,
         "trim": True,
         "pad_token_id": 5,
         "reward_fillna_value": 0.0,
