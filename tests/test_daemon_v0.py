@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -148,11 +149,12 @@ def test_a_validation():
 
 @pytest.mark.slow
 def test_the_legacy_trainer_s_own_tracer_finds_ids_and_log_probs():
-    """In a process of its own, with no line of agl_fast's that the agent calls."""
+    """In a process of its own that knows nothing of agl_fast."""
     with v0_bench(rollout_deadline_seconds=120.0) as bench:
         bench.enqueue(2)
         url = f"http://127.0.0.1:{bench.port}"
-        agent = subprocess.Popen([sys.executable, str(LEGACY_AGENT), url, "2"])
+        offline = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+        agent = subprocess.Popen([sys.executable, str(LEGACY_AGENT), url, "2"], env=offline)
         try:
             bench.daemon.run_until_all_finished(verbose=False)
         finally:
