@@ -53,6 +53,10 @@ class Size:
     parsed_ids: int
     traces: tuple[str, ...]
     rollouts_of_traces: int
+    tree_tokens_of_updates: int
+    rollouts_of_updates: int
+    calls_of_updates: int
+    layers_of_updates: int
 
 
 FULL = Size(
@@ -67,6 +71,10 @@ FULL = Size(
     parsed_ids=8192,
     traces=("swe_plain", "swe_think"),
     rollouts_of_traces=44,
+    tree_tokens_of_updates=6000,
+    rollouts_of_updates=1,
+    calls_of_updates=1000,
+    layers_of_updates=4,
 )
 TINY = Size(
     padded_lists=5,
@@ -80,6 +88,10 @@ TINY = Size(
     parsed_ids=33,
     traces=("swe_think",),
     rollouts_of_traces=2,
+    tree_tokens_of_updates=2100,
+    rollouts_of_updates=1,
+    calls_of_updates=2,
+    layers_of_updates=1,
 )
 
 
