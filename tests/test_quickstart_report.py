@@ -12,6 +12,7 @@ pytest.importorskip("PIL", reason="needs the extra [cpu]")
 from PIL import Image
 
 import agl_fast
+from agl_fast.quickstart.__main__ import most_improved
 from agl_fast.quickstart.memory import PeakMemory
 from agl_fast.quickstart.report import plain_table, table_of, write_report
 from agl_fast.quickstart.run_log import Played, RunLog, forwarded
@@ -97,6 +98,12 @@ def test_pieces_are_the_rows_at_level_trajectory():
         [Piece("<9>", False), Piece("<8>", True)],
     ]
     assert marked(rows).startswith("<1><2>«<3><4>»<5>«<6>»\n")
+
+
+def test_the_rollout_that_is_shown_is_one_that_improved():
+    before = [Played({}, CALLS, reward) for reward in (1.0, 0.0, 0.0)]
+    after = [Played({}, CALLS, reward) for reward in (1.0, 0.0, 1.0)]
+    assert most_improved(before, after) == (before[2], after[2])
 
 
 def test_report_needs_no_other_file(log, tmp_path):

@@ -14,13 +14,14 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agl_fast.quickstart.console import Console
 
 if TYPE_CHECKING:
-    from agl_fast.quickstart.run_log import RunLog
+    from agl_fast.quickstart.run_log import Played, RunLog
 
 ENVIRONMENT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -157,10 +158,10 @@ def report(
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     first, last = min(log.played), max(log.played)
-    lost = next((n for n, each in enumerate(log.played[first]) if not each.reward), 0)
+    pair = most_improved(log.played[first], log.played[last])
     shown = {
         f"{when} training (reward {played.reward:g})": pieces_of(played, tokenizer)
-        for when, played in (("Before", log.played[first][lost]), ("After", log.played[last][lost]))
+        for when, played in zip(("Before", "After"), pair, strict=True)
     }
     for title, rows in shown.items():
         console.say(f"\n{title}; trained tokens stand between « and »\n{marked(rows)}")
@@ -169,6 +170,11 @@ def report(
         shutil.copy(file, run_folder.parent)
         console.say(f"  {run_folder.parent / file.name}")
     return log.validations[last]
+
+
+def most_improved(before: Sequence[Played], after: Sequence[Played]) -> tuple[Played, Played]:
+    """The same sample before and after, where the reward rose most."""
+    return max(zip(before, after, strict=True), key=lambda pair: pair[1].reward - pair[0].reward)
 
 
 def free_port() -> int:
