@@ -138,16 +138,21 @@ def of_rows(model: Any, batch: agl_fast.Batch, *, padded: bool) -> Callable[[], 
     return losses
 
 
+def micro_batch(batch: agl_fast.Batch, row: int) -> Any:
+    """One row as verl gives it to an engine."""
+    keys = ("prompts", "responses", "input_ids", "attention_mask", "position_ids", "response_mask")
+    tensors = {key: batch.tensors[key][row : row + 1] for key in keys}
+    return left_right_2_no_padding(tu.get_tensordict(tensors, {}))
+
+
 def of_trees(model: Any, batch: agl_fast.Batch) -> Callable[[], Any]:
     """Tree by tree, as the engine takes them."""
     scores = TokenScores(model.lm_head, model.config.vocab_size)
     weights = weights_of(batch)
-    keys = ("prompts", "responses", "input_ids", "attention_mask", "position_ids", "response_mask")
 
     def losses() -> Any:
         for row in range(len(batch)):
-            tensors = {key: batch.tensors[key][row : row + 1] for key in keys}
-            inputs = TreeInputs.of(left_right_2_no_padding(tu.get_tensordict(tensors, {})))
+            inputs = TreeInputs.of(micro_batch(batch, row))
             scores.asked = Asked(inputs.tokens, None, entropy=False, sum_pi_squared=False)
             found = model(
                 inputs.ids,
@@ -155,7 +160,7 @@ def of_trees(model: Any, batch: agl_fast.Batch) -> Callable[[], Any]:
                 tree=inputs.tree,
                 logits_to_keep=inputs.parents,
             ).logits[0, :, LOG_PROB]
-            yield (found * weights[row, tensors["response_mask"][0].bool()]).sum()
+            yield (found * weights[row, batch.tensors["response_mask"][row].bool()]).sum()
 
     return losses
 

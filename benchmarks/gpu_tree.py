@@ -1,0 +1,147 @@
+"""Trees on a GPU: `python -m benchmarks.gpu_tree`, under five minutes.
+
+Checks attention by flex against attention run by run in float32, log-probs and gradients of a model
+in bfloat16 against rows of one call each, and times a gradient at 8k, 16k and 32k tokens.
+"""
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+import agl_fast
+from agl_fast.verl.tree import attention
+from agl_fast.verl.tree.flex import ancestor_blocks, flex_tree_attention
+from agl_fast.verl.tree.inputs import TreeInputs
+from agl_fast.verl.tree.links import link
+from agl_fast.verl.tree.scores import LOG_PROB, Asked, TokenScores
+from agl_fast.verl.tree.segments import segment_attention
+from benchmarks.tree_update import build, micro_batch, weights_of
+
+N_VOCABULARY = 151_936
+IN_FLOAT32 = 2e-3  # TF32 is off; flex sums in another order
+IN_BFLOAT16 = 0.15  # of a log-prob
+LENGTHS = (8_192, 16_384, 32_768)
+
+
+def rollout(n_tokens: int, seed: int) -> agl_fast.Rollout:
+    """Calls whose prompts leave out the end of the answer before: a trunk with a branch each."""
+    chances = np.random.default_rng(seed)
+
+    def ids(n: int) -> list[int]:
+        return chances.integers(0, N_VOCABULARY, n).tolist()
+
+    prompt, calls, n = ids(n_tokens // 8), [], n_tokens // 8
+    while n < 0.95 * n_tokens:
+        call = agl_fast.Call(prompt, ids(n_tokens // 40))
+        calls.append(call)
+        prompt = [*prompt, *call.response_ids[: n_tokens // 100], *ids(n_tokens // 50)]
+        n += n_tokens // 40 + n_tokens // 50
+    return agl_fast.Rollout(f"{n_tokens}", "group", calls, 1.0)
+
+
+def check_attention(device: str, n_tokens: int) -> float:
+    """The largest difference of result and gradients."""
+    depths = build([rollout(n_tokens, 0)], "tree").tensors["position_ids"][0].numpy()
+    links = link(depths)
+    torch.manual_seed(0)
+    given = [torch.randn(1, heads, len(depths), 64) for heads in (8, 2, 2)]
+    direction = torch.randn(1, len(depths), 8, 64)
+    found = []
+    for where in ("cpu", device):
+        values = [each.to(where).requires_grad_() for each in given]
+        if where == "cpu":
+            result = segment_attention(*values, links.runs)
+        else:
+            blocks = ancestor_blocks(torch.from_numpy(links.ends).to(where))
+            result = flex_tree_attention(*values, blocks)
+        gradients = torch.autograd.grad(result, values, direction.to(where))
+        found.append([each.detach().cpu() for each in (result, *gradients)])
+    return max(float((a - b).abs().max()) for a, b in zip(*found, strict=True))
+
+
+def model_of(device: str, *, trees: bool, n_layers: int = 8) -> Any:
+    torch.manual_seed(1)
+    config = Qwen2Config(
+        vocab_size=N_VOCABULARY,
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=n_layers,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        max_position_embeddings=65_536,
+        tie_word_embeddings=True,
+    )
+    model = Qwen2ForCausalLM(config).to(device, torch.bfloat16).train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.set_attn_implementation(attention.NAME if trees else "sdpa")
+    return model
+
+
+def log_probs(model: Any, scores: TokenScores, batch: agl_fast.Batch, row: int) -> torch.Tensor:
+    """(N,) of a row's trained tokens; a plain row is a tree without branches."""
+    device = next(model.parameters()).device
+    inputs = TreeInputs.of(micro_batch(batch, row).to(device))
+    scores.asked = Asked(inputs.tokens, None, entropy=False, sum_pi_squared=False)
+    told = {"tree": inputs.tree} if model.config._attn_implementation == attention.NAME else {}
+    found: torch.Tensor = model(
+        inputs.ids, position_ids=inputs.depths, logits_to_keep=inputs.parents, **told
+    ).logits[0, :, LOG_PROB]
+    return found
+
+
+def gradient_seconds(model: Any, batch: agl_fast.Batch) -> tuple[float, float, torch.Tensor]:
+    """Seconds and GiB of a gradient of all rows, and the log-probs of each."""
+    scores = TokenScores(model.lm_head, N_VOCABULARY)
+    weights = weights_of(batch)
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    found = []
+    for row in range(len(batch)):
+        of_row = log_probs(model, scores, batch, row)
+        trained = batch.tensors["response_mask"][row].bool()
+        (of_row * weights[row, trained].to(of_row.device)).sum().backward()
+        found.append(of_row.detach().cpu())
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    model.zero_grad()
+    return seconds, torch.cuda.max_memory_allocated() / 2**30, torch.cat(found)
+
+
+def in_order_of_calls(batch: agl_fast.Batch, values: torch.Tensor) -> torch.Tensor:
+    calls = batch.tensors["call_index"][batch.tensors["response_mask"].bool()]
+    return values[torch.argsort(calls, stable=True)]
+
+
+def main() -> None:
+    if not torch.cuda.is_available():
+        sys.exit("there is no CUDA device")
+    apart = check_attention("cuda", 4_000)
+    print(f"flex against run by run, float32: {apart:.1e}")
+    assert apart < IN_FLOAT32
+    models = {level: model_of("cuda", trees=level == "tree") for level in ("transition", "tree")}
+    print("| tree tokens | row tokens | rows s | tree s | ratio | rows GiB | tree GiB | apart |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for n_tokens in LENGTHS:
+        batches = {level: build([rollout(n_tokens, 2)], level) for level in models}
+        measured = {}
+        for level, batch in batches.items():
+            gradient_seconds(models[level], batch)  # compiles
+            measured[level] = gradient_seconds(models[level], batch)
+        rows, tree = measured["transition"], measured["tree"]
+        ordered = [in_order_of_calls(batches[level], measured[level][2]) for level in models]
+        differs = float((ordered[0] - ordered[1]).abs().max())
+        tokens = [int(batches[level].tensors["attention_mask"].sum()) for level in models]
+        print(
+            f"| {tokens[1]} | {tokens[0]} | {rows[0]:.2f} | {tree[0]:.2f} "
+            f"| {rows[0] / tree[0]:.1f} | {rows[1]:.1f} | {tree[1]:.1f} | {differs:.3f} |"
+        )
+        assert differs < IN_BFLOAT16
+
+
+if __name__ == "__main__":
+    main()
