@@ -101,13 +101,13 @@ class VERL(Algorithm):
         """
         config = self.config.copy()
         _require_samples(config, train_dataset)
+        for line in self.notices:
+            print(f"agl_fast: {line}")
         is_legacy = self._is_legacy()
         if not is_legacy:
             _require_one_llm(self.get_initial_resources() or {})
             if self._trainer_ref is not None:
                 _require_one_runner_a_process(self.get_trainer().strategy)
-        for line in self.notices:
-            print(f"agl_fast: {line}")
         if val_dataset is None or len(val_dataset) == 0:
             _do_not_validate(config)
             print("agl_fast: there is no val_dataset, so the run does not validate")

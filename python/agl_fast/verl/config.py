@@ -18,6 +18,7 @@ from verl.utils.device import get_device_name
 
 from agl_fast.verl.config_checks import check_combinations
 from agl_fast.verl.config_types import check_types
+from agl_fast.verl.config_unknown import unknown_own_keys
 from agl_fast.verl.cpu_defaults import cpu_defaults, fill_in, fit_bucket
 from agl_fast.verl.renamed_keys import leaves, nested, rename
 from agl_fast.verl.tool_parsers import tool_options
@@ -59,7 +60,9 @@ def compose(settings: Mapping[str, Any], *, device: str | None = None) -> Compos
     """
     flat, lines = rename(dict(leaves(_plain(settings, ""))))
     config = OmegaConf.merge(_defaults(), nested(flat))
-    lines += check_types(nested(_without_interpolations(flat, config)), _resolved_defaults())
+    given = nested(_without_interpolations(flat, config))
+    new_keys = unknown_own_keys(given, _resolved_defaults())
+    lines = new_keys + check_types(given, _resolved_defaults()) + lines
 
     config.trainer.use_v1 = False
     lines.append(USE_V1_LINE)
