@@ -224,6 +224,29 @@ def test_training_s_sampling_overrides(fake, proxy, caplog):
     ]
 
 
+def test_strict_tools_do_not_bend_what_training_samples(fake, proxy):
+    """vLLM constrains an answer to them, and the actor knows nothing of that."""
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {}, **more}}
+        for name, more in (("a", {"strict": True}), ("b", {"strict": False}), ("c", {}))
+    ]
+    proxy.train()
+    proxy.post(tools=tools)
+    proxy.post(tools=tools[1:])
+    proxy.post(tools=tools, headers={"X-AGL-Train": "0"})
+    proxy.server.phase = Phase("val", 3, POLICY)
+    proxy.post(tools=tools)
+    loose = {**tools[0], "function": {**tools[0]["function"], "strict": False}}
+    assert [body["tools"] for body in fake.bodies()] == [
+        [loose, *tools[1:]],
+        tools[1:],
+        tools,
+        tools,
+    ]
+    assert proxy.counts["sampling_overridden"] == 1
+    assert proxy.counts["sampling_overridden.tools.function.strict"] == 1
+
+
 def test_seeds_of_training_requests_are_counted_and_left(fake, proxy, caplog):
     proxy.train()
     for headers in (None, {"X-AGL-Train": "0"}, None):

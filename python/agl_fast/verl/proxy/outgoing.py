@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from agl_fast.verl.proxy.sampling import Phase, deviations, sampling_of, unenforceable
+from agl_fast.verl.proxy.sampling import (
+    Phase,
+    deviations,
+    has_strict_tools,
+    loosened,
+    sampling_of,
+    unenforceable,
+)
 
 Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions"]
 
@@ -92,6 +99,9 @@ def recordable(
         if phase.enforces(trainable=trainable):
             overridden, unenforced = different, unenforceable(body)
             changed.update(phase.sampling.parameters())
+            if has_strict_tools(body):
+                changed["tools"] = loosened(body["tools"])
+                overridden["tools.function.strict"] = (True, False)
         else:
             if phase.name == "train":
                 deviating = different

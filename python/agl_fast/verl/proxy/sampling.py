@@ -84,6 +84,25 @@ def unenforceable(body: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def has_strict_tools(body: Mapping[str, Any]) -> bool:
+    """Whether vLLM masks whatever is no call of them, which the trainer knows nothing of."""
+    tools = body.get("tools")
+    return isinstance(tools, list) and any(_is_strict(tool) for tool in tools)
+
+
+def loosened(tools: list[Any]) -> list[Any]:
+    """The tools, none of them strict."""
+    return [
+        {**tool, "function": {**tool["function"], "strict": False}} if _is_strict(tool) else tool
+        for tool in tools
+    ]
+
+
+def _is_strict(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and function.get("strict") is True
+
+
 def sampling_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling parameters that a request states."""
     return {name: body[name] for name in _KEPT if body.get(name) is not None}
