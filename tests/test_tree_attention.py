@@ -177,3 +177,41 @@ def test_a_model_says_of_a_tree_what_it_says_of_each_call(family, checkpointing,
     of_tree = torch.autograd.grad(found, parameters, given)
     for one, other in zip(of_rows, of_tree, strict=True):
         torch.testing.assert_close(other, one, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("n_tokens", [0, 1, 7, 8, 20])
+def test_no_more_logits_at_a_time_than_asked_for(monkeypatch, n_tokens):
+    monkeypatch.setattr(scores, "LOGITS_AT_ONCE", 32 * 7)
+    torch.manual_seed(0)
+    head = torch.nn.Linear(4, 32, bias=False).double()
+    made: list[int] = []
+    logits_of = head.forward
+    head.forward = lambda hidden: (made.append(len(hidden)), logits_of(hidden))[1]
+    token_scores = scores.TokenScores(head, 32)
+    hidden = torch.randn(1, n_tokens, 4, dtype=torch.float64, requires_grad=True)
+    tokens = torch.randint(32, (n_tokens,))
+
+    def asked_of(entropy: bool) -> torch.Tensor:
+        token_scores.asked = scores.Asked(tokens, None, entropy, False)
+        return head(hidden)[0]
+
+    expected = torch.distributions.Categorical(logits=logits_of(hidden[0]), validate_args=False)
+    found = asked_of(entropy=True)
+    torch.testing.assert_close(found[:, scores.LOG_PROB], expected.log_prob(tokens))
+    torch.testing.assert_close(found[:, scores.ENTROPY], expected.entropy())
+    for entropy in (True, False):
+        given = torch.randn(n_tokens, 3, dtype=torch.float64)
+        found = asked_of(entropy)
+        wanted = (given[:, 0] * expected.log_prob(tokens)).sum()
+        if entropy:
+            wanted = wanted + (given[:, 1] * expected.entropy()).sum()
+        inputs = (hidden, head.weight)
+        for one, other in zip(
+            torch.autograd.grad(found, inputs, given),
+            torch.autograd.grad(wanted, inputs, retain_graph=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other)
+    assert sum(made) >= n_tokens
+    assert max(made) <= 7
+    assert token_scores.asked is None

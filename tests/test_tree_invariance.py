@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 import engine_workers
 import invariance
 import plain_tree_actor
+from agl_fast.verl.trainer import step
 from agl_fast.verl.trainer.estimators import OF_ROLLOUTS
 from agl_fast.verl.tree.workers import CpuTreeTrainingWorker
 from invariance import AS_CALLS, OBJECTIVES, Cut, Learned, difference
@@ -197,3 +198,11 @@ def test_trees_do_not_reach_another_engine(engines, config):
     stock, _ = engines
     with pytest.raises(RuntimeError, match="the workers of the actor have another engine"):
         stock.learned(THROUGH_ENGINES[0], asked)
+
+
+def test_another_engine_would_learn_something_else_without_an_error(engines, config, monkeypatch):
+    monkeypatch.setattr(step, "require_tree_workers", lambda workers: None)
+    asked = invariance.ask_for(config, "vanilla", "token-mean")
+    stock, _ = engines
+    found = stock.learned(THROUGH_ENGINES[0], asked)
+    assert difference(stock.learned(CALLS, asked), found) > FOUND
