@@ -15,7 +15,7 @@ from typing import Any
 
 Message = dict[str, Any]
 
-N_HEARD, CONVERSATIONS_PER_STEP = 100, 8
+N_HEARD, CONVERSATIONS_PER_STEP = 100, 16
 RATE = 4e-3
 
 
@@ -70,7 +70,7 @@ def make_model(folder: Path, lessons: Sequence[Lesson], *, max_length: int, seed
     heard = [plain_text(lesson, rng) for lesson in lessons for _ in range(N_HEARD)]
     tokenizer = make_tokenizer(heard, max_length=max_length)
     model = new_model(tokenizer, max_length=max_length)
-    steps = 80 + 40 * len(lessons)
+    steps = 120 + 40 * len(lessons)
 
     def batch(step: int) -> Any:
         lesson = lessons[step % len(lessons)]
