@@ -67,6 +67,16 @@ def test_fewer_samples_than_a_batch(runs: list[Any], adapter: Adapter) -> None:
     assert runs == []
 
 
+@pytest.mark.parametrize("dataset", [{"train": [1]}, iter([1])])
+def test_datasets_are_samples_by_index(runs: list[Any], adapter: Adapter, dataset: Any) -> None:
+    kind = type(dataset).__name__
+    with pytest.raises(TypeError, match=f"train_dataset is of type {kind}: expected samples by i"):
+        make_algorithm(adapter).run(dataset, range(2))
+    with pytest.raises(TypeError, match=f"val_dataset is of type {kind}: expected samples by ind"):
+        make_algorithm(adapter).run(range(16), dataset)
+    assert runs == []
+
+
 @pytest.mark.parametrize("val_dataset", [None, []])
 def test_no_validation_without_samples(
     runs: list[Any], adapter: Adapter, capsys: pytest.CaptureFixture[str], val_dataset: Any
@@ -175,3 +185,9 @@ def test_notices_are_printed_once_a_run(
 def test_bad_settings_are_refused_at_once() -> None:
     with pytest.raises(TypeError, match=r"trainer\.total_epochs='2': expected int"):
         agl_fast.VERL(documented(trainer__total_epochs="2"))
+    with pytest.raises(TypeError, match="config=None: expected a mapping of settings"):
+        agl_fast.VERL(None)
+    with pytest.raises(
+        ValueError, match=r"model\.path='/nowhere': expected a folder with a config"
+    ):
+        agl_fast.VERL(documented(actor_rollout_ref__model__path="/nowhere"))

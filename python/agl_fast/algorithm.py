@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
 # Without it litellm looks for a price list on the internet when it is imported, and waits.
@@ -17,7 +17,8 @@ from agentlightning.types import LLM
 from omegaconf import DictConfig
 
 from agl_fast.verl.addresses import routable_address, url_host
-from agl_fast.verl.config import compose
+from agl_fast.verl.config import compose, default_model_path
+from agl_fast.verl.config_model import check_model
 from agl_fast.verl.span_export import send_spans_to_the_store
 
 # Here, because runner processes are forked from the one that makes the algorithm.
@@ -67,8 +68,9 @@ class VERL(Algorithm):
         notices: lines about it (keys that moved, values that were filled in), printed by `run`.
 
     Raises:
-        TypeError: a setting has the wrong type.
-        ValueError: a setting cannot work. Both name the key, its value and what is expected.
+        TypeError: a setting, or `config` itself, has the wrong type.
+        ValueError: a setting cannot work, or there is no model. Both name the key, its value
+            and what is expected.
     """
 
     config: DictConfig
@@ -82,7 +84,7 @@ class VERL(Algorithm):
         super().__init__()
         composed = compose(config)
         self.config = composed.config
-        self.notices = composed.lines
+        self.notices = composed.lines + check_model(composed.config, default_model_path())
         self.trainer_cls = trainer_cls
         self.daemon_cls = daemon_cls
 
@@ -94,6 +96,7 @@ class VERL(Algorithm):
             val_dataset: likewise; None: the run does not validate.
 
         Raises:
+            TypeError: a dataset is a mapping, or has no length.
             ValueError: there are fewer samples than `data.train_batch_size`, or nothing to
                 validate on though `trainer.val_only` is set; there are several LLMs, or several
                 runners in one process; the mode is v1 and there is no store.
@@ -108,6 +111,8 @@ class VERL(Algorithm):
             _require_one_llm(self.get_initial_resources() or {})
             if self._trainer_ref is not None:
                 _require_one_runner_a_process(self.get_trainer().strategy)
+        if val_dataset is not None:
+            _require_a_length("val_dataset", val_dataset)
         if val_dataset is None or len(val_dataset) == 0:
             _do_not_validate(config)
             print("agl_fast: there is no val_dataset, so the run does not validate")
@@ -154,11 +159,20 @@ class VERL(Algorithm):
 def _require_samples(config: DictConfig, train_dataset: Any) -> None:
     if train_dataset is None:
         raise ValueError("train_dataset is None: expected samples, as data.train_files is not read")
+    _require_a_length("train_dataset", train_dataset)
     batch_size = config.data.train_batch_size
     if len(train_dataset) < batch_size:
         raise ValueError(
             f"train_dataset has {len(train_dataset)} samples: expected at least "
             f"data.train_batch_size={batch_size}"
+        )
+
+
+def _require_a_length(name: str, dataset: Any) -> None:
+    if isinstance(dataset, Mapping) or not isinstance(dataset, Sized):
+        raise TypeError(
+            f"{name} is of type {type(dataset).__name__}: expected samples by index, with a "
+            "length, such as a list"
         )
 
 

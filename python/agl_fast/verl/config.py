@@ -17,6 +17,7 @@ from verl.utils.config import validate_config
 from verl.utils.device import get_device_name
 
 from agl_fast.verl.config_checks import check_combinations
+from agl_fast.verl.config_choices import check_choices
 from agl_fast.verl.config_types import check_types
 from agl_fast.verl.config_unknown import unknown_own_keys
 from agl_fast.verl.cpu_defaults import cpu_defaults, fill_in, fit_bucket
@@ -25,6 +26,7 @@ from agl_fast.verl.tool_parsers import tool_options
 
 OWN_CONFIG = Path(__file__).with_name("config.yaml")
 ENGINE_KWARGS = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+HOOK = "agentlightning.rollout_hook"
 _SECRETS = ("agentlightning.proxy.api_key",)
 USE_V1_LINE = (
     "trainer.use_v1=false: agl_fast's rows go through verl's RayPPOTrainer; the V1 trainer takes "
@@ -58,7 +60,16 @@ def compose(settings: Mapping[str, Any], *, device: str | None = None) -> Compos
         ValueError: a setting, or a combination, cannot work. Both name the key, its value and what
             is expected.
     """
+    if not isinstance(settings, Mapping):
+        raise TypeError(
+            f"config={settings!r}: expected a mapping of settings, got {type(settings).__name__}"
+        )
     flat, lines = rename(dict(leaves(_plain(settings, ""))))
+    if callable(flat.get(HOOK)):
+        raise TypeError(
+            f"{HOOK}={flat[HOOK]!r}: expected its name, 'module:function', as the processes of a "
+            "run import it"
+        )
     config = OmegaConf.merge(_defaults(), nested(flat))
     given = nested(_without_interpolations(flat, config))
     new_keys = unknown_own_keys(given, _resolved_defaults())
@@ -76,6 +87,7 @@ def compose(settings: Mapping[str, Any], *, device: str | None = None) -> Compos
         lines += fit_bucket(config, flat.keys())
     config.actor_rollout_ref.actor.loss_scale_factor = _loss_scale_factor(config)
 
+    check_choices(config)
     lines += check_combinations(config)
     _let_vllm_parse_tools(config)
     _check_with_verl(config)
@@ -130,6 +142,11 @@ def _defaults() -> DictConfig:
         defaults = hydra_compose("ppo_trainer")
     OmegaConf.set_struct(defaults, False)
     return OmegaConf.merge(defaults, OmegaConf.load(OWN_CONFIG))
+
+
+def default_model_path() -> str:
+    """verl's own example, which stands where the user has set no model."""
+    return str(_defaults().actor_rollout_ref.model.path)
 
 
 @cache
