@@ -27,6 +27,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # litellm's
     from agl_fast.verl import entrypoint, ray_cluster
 
+from agl_fast.verl.interrupts import Interrupts
 from agl_fast.verl.leftovers import RUN_VARIABLE, shared_memory_segments
 from agl_fast.verl.trainer import watch
 
@@ -200,7 +201,7 @@ def test_a_cluster_with_one_cpu_is_said_at_once_and_waits_no_longer_than_it_may(
     settings.trainer = {"nnodes": 1, "n_gpus_per_node": 1}
     with (
         pytest.raises(RuntimeError, match=r"starting.*missing is CPU: 3 wanted, 1 free of 1$"),
-        ray_cluster.ray_cluster(settings, Path("/short")),
+        ray_cluster.ray_cluster(settings, Path("/short"), Interrupts()),
         watch.watched("starting the workers", 30, ray_cluster.Placements()),
     ):
         time.sleep(30)

@@ -22,6 +22,7 @@ from training_loop import Loop, keep_logs  # isort: skip
 
 from agl_fast.verl import entrypoint
 from agl_fast.verl.leftovers import RUN_VARIABLE, processes_of_run
+from agl_fast.verl.ray_cluster import Daemons
 from agl_fast.verl.trainer.checkpoints import last_whole_checkpoint
 from running_proxy import wait_until
 
@@ -174,6 +175,8 @@ class StubTrainer:
 
     stage = ""
     ended: list[Any]
+    global_steps = 0
+    total_training_steps = 9
 
     def __init__(self, **_: Any) -> None:
         self._at("making the trainer")
@@ -188,6 +191,7 @@ class StubTrainer:
     def worker_groups(self) -> None: ...
 
     def fit(self) -> None:
+        self.global_steps = 3
         self._at("training")
 
     def _at(self, stage: str) -> None:
@@ -196,15 +200,15 @@ class StubTrainer:
 
 
 @pytest.mark.parametrize(
-    ("stage", "removed"),
+    ("stage", "removed", "said"),
     [
-        ("connecting to Ray", []),
-        ("making the trainer", []),
-        ("starting the workers", ["worker", "placement"]),
-        ("training", ["worker", "placement"]),
+        ("connecting to Ray", [], ""),
+        ("making the trainer", [], ""),
+        ("starting the workers", ["worker", "placement"], "interrupted before step 1 of 9\n"),
+        ("training", ["worker", "placement"], "interrupted in step 3 of 9\n"),
     ],
 )
-def test_ctrl_c_leaves_nothing_of_a_run(monkeypatch, stage, removed):
+def test_ctrl_c_leaves_nothing_of_a_run(monkeypatch, capsys, stage, removed, said):
     found: list[Any] = []
     ray = SimpleNamespace(
         kill=found.append,
@@ -213,11 +217,11 @@ def test_ctrl_c_leaves_nothing_of_a_run(monkeypatch, stage, removed):
     disconnected: list[bool] = []
 
     @contextmanager
-    def ray_cluster(config: Any, folder: Path):
+    def ray_cluster(config: Any, folder: Path, interrupts: Any):
         if stage == "connecting to Ray":
             interrupt()
         try:
-            yield
+            yield Daemons([], interrupts)
         finally:
             disconnected.append(True)
 
@@ -251,6 +255,7 @@ def test_ctrl_c_leaves_nothing_of_a_run(monkeypatch, stage, removed):
     with pytest.raises(KeyboardInterrupt):
         entrypoint.run(config=config, train_dataset=[{}], store=None, trainer_cls=trainer_cls)
     assert found == removed
+    assert said in capsys.readouterr().out
     assert disconnected == ([] if stage == "connecting to Ray" else [True])
     assert processes_of_run(run_ids[0]) == []
     assert RUN_VARIABLE not in os.environ

@@ -7,13 +7,9 @@ needs no trip through Ray, and a deadline can interrupt it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import shutil
-import signal
-import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -30,13 +26,14 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from agl_fast.platform_cpu.registration import require_cpu
 from agl_fast.verl.daemon import AgentModeDaemon
+from agl_fast.verl.interrupts import Interrupts, interruptible
 from agl_fast.verl.leftovers import (
     RUN_VARIABLE,
     shared_memory_segments,
     stop_processes_of_run,
     unlink_abandoned_segments,
 )
-from agl_fast.verl.ray_cluster import Placements, check_cpus, ray_cluster
+from agl_fast.verl.ray_cluster import Daemons, Placements, check_cpus, ray_cluster
 from agl_fast.verl.trainer import AgentLightningTrainer
 from agl_fast.verl.trainer.datasets import Samples
 from agl_fast.verl.trainer.step import check_config
@@ -44,8 +41,6 @@ from agl_fast.verl.trainer.trees import require_tree_workers
 from agl_fast.verl.trainer.watch import watched
 from agl_fast.verl.trainer.workers import set_objectives
 from agl_fast.verl.tree.refusals import require_tree_config
-
-logger = logging.getLogger(__name__)
 
 START_SECONDS = 1800.0
 SERVER_CHECK_SECONDS = 60.0
@@ -84,9 +79,9 @@ def run(
     check_cpus(config)
     with ExitStack() as ends:
         ends.enter_context(outside_event_loop())
-        ends.enter_context(interruptible())
+        interrupts = ends.enter_context(interruptible())
         temporary = ends.enter_context(nothing_left_behind())
-        ends.enter_context(ray_cluster(config, temporary))
+        daemons = ends.enter_context(ray_cluster(config, temporary, interrupts))
         trainer = (trainer_cls or AgentLightningTrainer)(
             store=store,
             llm_proxy=llm_proxy,
@@ -94,7 +89,8 @@ def run(
             daemon_cls=daemon_cls or AgentModeDaemon,
             **trainer_arguments(config, train_dataset, val_dataset),
         )
-        ends.callback(end_actors, trainer)
+        ends.callback(end_actors, trainer, daemons)
+        ends.enter_context(interruption_said(trainer, interrupts))
         with watched("starting the workers and servers", START_SECONDS, Placements()):
             trainer.init_workers()
             require_loadable_weights(trainer)
@@ -181,8 +177,26 @@ def require_loadable_weights(trainer: Any) -> None:
     )
 
 
-def end_actors(trainer: Any) -> None:
+@contextmanager
+def interruption_said(trainer: Any, interrupts: Interrupts) -> Iterator[None]:
+    """Print where a signal has ended the training: Agent-lightning's Trainer returns as if done."""
+    try:
+        yield
+    except BaseException as error:
+        if interrupts.terminated or isinstance(error, KeyboardInterrupt):
+            by = "by SIGTERM " if interrupts.terminated else ""
+            step = trainer.global_steps
+            where = f"in step {step}" if step else "before step 1"
+            print(
+                f"agl_fast: interrupted {by}{where} of {trainer.total_training_steps}", flush=True
+            )
+        raise
+
+
+def end_actors(trainer: Any, daemons: Daemons) -> None:
     """End the trainer's actors and give their places back, in a cluster that stays, too."""
+    if daemons.is_lost():
+        return
     manager = getattr(trainer, "llm_server_manager", None)
     actors = list(manager.server_handles) if manager is not None else []
     for group in ("actor_rollout_wg", "critic_wg"):
@@ -208,42 +222,6 @@ def outside_event_loop() -> Iterator[None]:
         yield
     finally:
         asyncio._set_running_loop(running)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end the run here, so that it cleans up.
-
-    The first Ctrl-C only asks a running event loop to cancel its task, and ours stands still.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        logger.warning(
-            "The run is not on the main thread, where alone it could be interrupted: a wait for a "
-            "dead server or worker may not end. Agent-lightning's default strategy runs the "
-            "algorithm on the main thread, 'shm' with main_thread='algorithm'."
-        )
-        yield
-        return
-
-    terminated = False
-
-    def terminate(_number: int, _frame: object) -> None:
-        nonlocal terminated
-        terminated = True
-        raise KeyboardInterrupt  # Ray's waits give way to nothing else
-
-    previous = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not terminated:
-            raise
-        sys.exit(128 + signal.SIGTERM)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

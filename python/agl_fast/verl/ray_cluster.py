@@ -6,16 +6,19 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from omegaconf import OmegaConf
 from ray.util.placement_group import placement_group_table
 from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
+from agl_fast.verl.interrupts import Interrupts
+from agl_fast.verl.leftovers import RUN_VARIABLE, stop_processes_of_run
 from agl_fast.verl.trainer.watch import watched
 
 logger = logging.getLogger(__name__)
@@ -23,6 +26,7 @@ logger = logging.getLogger(__name__)
 START_ATTEMPTS = 3
 PLACEMENT_SECONDS = 120.0
 LEAVE_SECONDS = 120.0
+LOST_GRACE_SECONDS = 1.0
 # Of a cluster that is there already, these are decided.
 _OF_A_NEW_CLUSTER = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
 
@@ -49,8 +53,33 @@ def _least_cpus(config: Any) -> int:
     return int(_CPUS_OF_A_GPU * config.trainer.n_gpus_per_node * config.trainer.nnodes + 1)
 
 
+class Daemons:
+    """The processes of a Ray that was started here; none of a cluster that is there.
+
+    They are in the process group of the run, and Slurm signals every process of a job: a SIGTERM
+    for the run may end them first. Ray's calls then wait for a minute, and end the process.
+    """
+
+    def __init__(self, processes: Sequence[psutil.Process], interrupts: Interrupts) -> None:
+        self._processes = list(processes)
+        self._interrupts = interrupts
+
+    def is_lost(self) -> bool:
+        """Whether calls into Ray must be left out, as they may never return."""
+        if not self._processes:
+            return False
+        return self._interrupts.terminated or not all(map(_is_alive, self._processes))
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 @contextmanager
-def ray_cluster(config: Any, folder: Path) -> Iterator[None]:
+def ray_cluster(config: Any, folder: Path, interrupts: Interrupts) -> Iterator[Daemons]:
     """Connect to Ray and disconnect at the end, unless the caller is connected already.
 
     A cluster that is there (`ray_kwargs.ray_init.address`, or RAY_ADDRESS) is used, and stays.
@@ -58,18 +87,35 @@ def ray_cluster(config: Any, folder: Path) -> Iterator[None]:
     Args:
         config: the whole configuration, resolved.
         folder: for the files of a cluster that is started here; a short path.
+        interrupts: a SIGTERM ends a cluster of the run's own without Ray.
     """
     if ray.is_initialized():
-        yield
+        yield Daemons([], interrupts)
         return
+    is_own = _address(config) == "local"
     _start(_init_options(config, folder))
+    interrupts.listen()  # ray.init has taken SIGTERM
+    daemons = Daemons(_daemon_processes() if is_own else [], interrupts)
     try:
-        if _address(config) != "local":
+        if not is_own:
             _say_what_is_missing(config)
-        yield
+        yield daemons
     finally:
+        if daemons.is_lost():
+            if not interrupts.terminated:
+                print(
+                    "agl_fast: Ray's own processes have died; the run's others are ended",
+                    flush=True,
+                )
+            # Only then: with nobody left to answer, Ray gives up at once.
+            stop_processes_of_run(os.environ[RUN_VARIABLE], grace_seconds=LOST_GRACE_SECONDS)
         with watched("leaving Ray", LEAVE_SECONDS):
             ray.shutdown()
+
+
+def _daemon_processes() -> list[psutil.Process]:
+    children = psutil.Process().children()
+    return [child for child in children if child.name() in ("gcs_server", "raylet")]
 
 
 def _say_what_is_missing(config: Any) -> None:
