@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.config import validate_config
 from verl.utils.device import get_device_name
 
+from agl_fast.verl.config_batches import fill_in_batches
 from agl_fast.verl.config_checks import check_combinations
 from agl_fast.verl.config_choices import check_choices
 from agl_fast.verl.config_types import check_types
@@ -82,6 +83,7 @@ def compose(settings: Mapping[str, Any], *, device: str | None = None) -> Compos
     if config.critic.enable and "critic.model.path" not in flat:
         config.critic.model.path = "${actor_rollout_ref.model.path}"
         lines.append("critic.model.path is not set: the critic starts from the actor's model")
+    lines += fill_in_batches(config, flat.keys())
     if (device or get_device_name()) == "cpu":
         lines += fill_in(config, flat.keys(), _unused_parts(config))
         lines += fit_bucket(config, flat.keys())

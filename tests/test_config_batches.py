@@ -1,0 +1,110 @@
+"""Micro-batches are cut by their tokens where the user says nothing, and only there."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra [cpu] or [verl]")
+
+from omegaconf import OmegaConf
+
+from agl_fast.verl.config import compose, differences
+from verl_settings import DOCUMENTED, changed
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of verl, vLLM and what they import
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+REFERENCE = "actor_rollout_ref.ref"
+LIMIT = f"{ACTOR}.ppo_max_token_len_per_gpu"
+SWITCHES = (
+    f"{ACTOR}.use_dynamic_bsz",
+    f"{ROLLOUT}.log_prob_use_dynamic_bsz",
+    f"{REFERENCE}.log_prob_use_dynamic_bsz",
+)
+MINIMAL: dict[str, Any] = {
+    "data": {"train_batch_size": 4},
+    "actor_rollout_ref": {
+        "model": {"path": "some/model"},
+        "rollout": {"n": 2},
+        "actor": {"ppo_mini_batch_size": 4},
+    },
+}
+
+
+def composed(*, device: str = "cuda", **changes: Any) -> tuple[Any, str]:
+    """The configuration, and the notice about its micro-batches."""
+    made = compose(changed(MINIMAL, changes), device=device)
+    said = [line for line in made.lines if "no size of a micro-batch is set" in line]
+    assert len(said) <= 1
+    return made.config, "".join(said)
+
+
+def switches(config: Any) -> list[bool]:
+    return [OmegaConf.select(config, key) for key in SWITCHES]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_least_that_a_user_sets_composes(device: str) -> None:
+    config, said = composed(device=device, actor_rollout_ref__actor__use_kl_loss=True)
+    assert switches(config) == [True, True, True]
+    assert f"{ACTOR}.use_dynamic_bsz=true" in said
+    assert OmegaConf.select(config, LIMIT) == 16384
+    again = compose(differences(config), device=device)
+    assert again.config == config
+
+
+def test_parts_with_a_size_of_the_user_keep_it() -> None:
+    size = {"log_prob_micro_batch_size_per_gpu": 2}
+    config, said = composed(actor_rollout_ref__rollout={"n": 2, **size})
+    assert switches(config) == [True, False, True]
+    assert f"{ROLLOUT}." not in said
+    config, _ = composed(actor_rollout_ref__ref__log_prob_use_dynamic_bsz=False)
+    assert switches(config) == [True, True, False]
+
+
+def test_nothing_is_filled_in_where_the_user_says_something() -> None:
+    lines = compose(copy.deepcopy(DOCUMENTED), device="cuda").lines
+    assert not [line for line in lines if "micro-batch" in line]
+    config, said = composed(actor_rollout_ref__actor__use_dynamic_bsz=True)
+    assert switches(config) == [True, True, True]
+    assert said == ""
+    with pytest.raises(ValueError, match="Please set at least one of"):
+        composed(actor_rollout_ref__actor__use_dynamic_bsz=False)
+
+
+@pytest.mark.parametrize(
+    ("rows", "longest"),
+    [
+        ({"level": "transition"}, 20_300),
+        ({"level": "trajectory", "trajectory_max_response_length": 30_000}, 32_048),
+        ({"level": "trajectory", "trajectory_max_total_length": 9_000}, 16_384),
+        ({"level": "tree", "tree_max_tokens": 20_000}, 20_000),
+    ],
+)
+def test_a_micro_batch_holds_the_longest_row(rows: dict[str, Any], longest: int) -> None:
+    data = {"train_batch_size": 4, "max_prompt_length": 20_000, "max_response_length": 300}
+    changes = {"data": data, "agentlightning__trace_aggregator": rows}
+    config, said = composed(**changes)
+    assert OmegaConf.select(config, LIMIT) == longest
+    assert OmegaConf.select(config, f"{ROLLOUT}.log_prob_max_token_len_per_gpu") == longest
+    assert (f"{LIMIT}={longest}" in said) == (longest != 16_384)
+    limit = {LIMIT.replace(".", "__"): 40_000}
+    assert OmegaConf.select(composed(**changes, **limit)[0], LIMIT) == 40_000
+
+
+def test_a_critic_has_the_same() -> None:
+    config, _ = composed(algorithm__adv_estimator="gae")
+    assert config.critic.use_dynamic_bsz is True
+    sized = {"actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu": 2}
+    sized["actor_rollout_ref__rollout__log_prob_micro_batch_size_per_gpu"] = 2
+    config, said = composed(algorithm__adv_estimator="gae", **sized)
+    assert switches(config)[:2] == [False, False]
+    assert config.critic.use_dynamic_bsz is True
+    assert said.startswith("critic.use_dynamic_bsz=true, as ")
+    config, _ = composed(algorithm__adv_estimator="gae", critic__ppo_micro_batch_size_per_gpu=2)
+    assert switches(config) == [True, True, True]
+    assert config.critic.use_dynamic_bsz is False
