@@ -18,7 +18,7 @@ pytest.importorskip("openai", reason="needs the extra [cpu]")
 
 from agl_fast import Call, Rollout
 from agl_fast.verl import leftovers
-from examples import calculator, multi_agent, sql_agent
+from examples import calculator, multi_agent, running, sql_agent
 from examples.running import Example
 from fake_openai_server import Answer, FakeOpenAIServer, Request
 from verl_runs import TIMEOUT_SECONDS, abandoned_segments, environment, lines, processes_marked
@@ -240,7 +240,9 @@ def test_settings_of_an_example_compose():
         "from agl_fast import VERL; from agl_fast.verl.credit import load_hook;"
         "found = settings(EXAMPLE, Path('run'), model=None, steps=2, seed=1);"
         "ours = VERL(found).config.agentlightning;"
-        "print(load_hook(ours.rollout_hook).name, ours.trace_aggregator.level)"
+        "theirs = settings(EXAMPLE, Path('run'), model='some/model', steps=2, seed=1);"
+        "print(load_hook(ours.rollout_hook).name, ours.trace_aggregator.level);"
+        "print([each['actor_rollout_ref']['rollout']['max_model_len'] for each in (found, theirs)])"
     )
     ended = subprocess.run(
         [sys.executable, "-c", script],
@@ -250,7 +252,22 @@ def test_settings_of_an_example_compose():
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
-    assert ended.stdout.splitlines()[-1] == "examples.multi_agent:train_the_clerk trajectory"
+    *_, ours, lengths = ended.stdout.splitlines()
+    assert ours == "examples.multi_agent:train_the_clerk trajectory"
+    assert lengths == "[1024, 3072]"
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [("cuda", "expected MODEL=name-or-folder as well"), ("tpu", "expected cpu or cuda")],
+)
+def test_device_and_model_are_checked_before_anything_starts(device, message, monkeypatch, capsys):
+    monkeypatch.setenv("DEVICE", device)
+    monkeypatch.delenv("MODEL", raising=False)
+    monkeypatch.setattr(sys, "argv", ["calculator"])
+    with pytest.raises(SystemExit):
+        running.main(calculator.EXAMPLE)
+    assert f"DEVICE={device}: {message}" in capsys.readouterr().err
 
 
 SOURCES = ("calculator", "sql", "multi_agent", "openai_agents")
