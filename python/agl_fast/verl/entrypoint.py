@@ -33,6 +33,7 @@ from agl_fast.verl.leftovers import (
     stop_processes_of_run,
     unlink_abandoned_segments,
 )
+from agl_fast.verl.log_output import warnings_shown
 from agl_fast.verl.ray_cluster import Daemons, Placements, check_cpus, ray_cluster
 from agl_fast.verl.trainer import AgentLightningTrainer
 from agl_fast.verl.trainer.datasets import Samples
@@ -78,6 +79,7 @@ def run(
         require_tree_config(config)
     check_cpus(config)
     with ExitStack() as ends:
+        ends.enter_context(warnings_shown())
         ends.enter_context(outside_event_loop())
         interrupts = ends.enter_context(interruptible())
         temporary = ends.enter_context(nothing_left_behind())
