@@ -17,6 +17,7 @@ from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from omegaconf import OmegaConf
 
@@ -27,7 +28,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # litellm's
     from agl_fast.verl import entrypoint, ray_cluster
 
-from agl_fast.verl.interrupts import Interrupts
+from agl_fast.verl.interrupts import Interrupts, interruptible
 from agl_fast.verl.leftovers import RUN_VARIABLE, shared_memory_segments
 from agl_fast.verl.trainer import watch
 
@@ -72,6 +73,43 @@ def test_the_first_signal_ends_what_runs_in_a_loop_that_stands_still(number, exp
     asyncio.run(called_in_a_loop(algorithm))
     assert ended == [True]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def terminated_after_ray_init() -> None:
+    with interruptible() as interrupts:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as ray.init does with its own
+        interrupts.listen()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+
+
+def test_sigterm_comes_to_who_listened_before_and_is_taken_back_from_who_took_it():
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        with pytest.raises(SystemExit):
+            terminated_after_ray_init()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize("reaped", [True, False])
+def test_ray_is_lost_once_a_process_of_it_is_dead(reaped):
+    daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    interrupts = Interrupts()
+    daemons = ray_cluster.Daemons([psutil.Process(daemon.pid)], interrupts)
+    assert not daemons.is_lost()
+    daemon.kill()
+    os.waitid(os.P_PID, daemon.pid, os.WEXITED | os.WNOWAIT)
+    if reaped:
+        daemon.wait()
+    assert daemons.is_lost()
+    daemon.wait()
+    interrupts.terminated = True
+    assert not ray_cluster.Daemons(
+        [], interrupts
+    ).is_lost()  # another's cluster is not in the group
 
 
 def test_a_run_on_another_thread_says_that_it_cannot_be_interrupted(caplog):
