@@ -29,6 +29,9 @@ CPP_FILES := $(sort $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.c
 PYTHON_DIRS := python tests benchmarks examples scripts
 NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/*.cmake) $(CPP_FILES)
 
+# A file's tests stay together: they share what is expensive to start.
+TWO_PROCESSES := -n 2 --dist loadfile
+
 STAMPS := $(VENV)/.stamps
 TOOLS := $(STAMPS)/uv
 PACKAGES := $(STAMPS)/packages
@@ -52,10 +55,11 @@ bench: $(NATIVE) ## measure, print the table, write benchmarks/results/
 	$(PYTHON) -m benchmarks
 
 test: lint sanitize ## lint, CUDA compile (where nvcc is), sanitizers, tests
-	$(PYTHON) -m pytest -m "not slow"
+	$(PYTHON) -m pytest -m "not slow" $(TWO_PROCESSES)
 
 test-all: lint sanitize wheel ## test, the slow tests, wheels for Python 3.10-3.13
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -m "not slow" $(TWO_PROCESSES)
+	$(PYTHON) -m pytest -m slow
 
 lint: $(NATIVE) ## ruff, clang-format, mypy --strict, stubtest
 	$(PYTHON) -m ruff check $(wildcard $(PYTHON_DIRS))
