@@ -89,7 +89,8 @@ def test_recorder_forgets():
     assert recorder.counts == {"recorded": 1}
     recorder.forget_all()
     assert recorder.take("ro", "at") == []
-    assert recorder.reset_counts() == {"recorded": 1, "forgotten": 1}
+    counts = {"recorded": 1, "forgotten": 1, "forgotten_tokens": 1}
+    assert recorder.reset_counts() == counts
     assert recorder.counts == {}
 
 

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 # Keys of trace_aggregator that batches are built with, under the same name.
 _SHARED_KEYS = ("level", "overlong_prompt", "truncated_rollouts", "trim")
 _NO_LIMIT = 2**30
+_OF_LIMITS = ("overlong_prompt", "overlong_call", "truncated_rollout")
 _DEFAULTS = {"level": "transition", "truncated_rollouts": "train", "trim": True}
 
 
@@ -199,4 +200,4 @@ class TrainingRows:
 def _took_tokens(accounting: agl_fast.Accounting) -> bool:
     """Whether a limit did."""
     reasons = accounting.dropped_by_reason
-    return bool(accounting.truncated or reasons["overlong_prompt"] or reasons["truncated_rollout"])
+    return bool(accounting.truncated or any(reasons[reason] for reason in _OF_LIMITS))
