@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,9 +56,23 @@ TREES = [
 @pytest.fixture(scope="module")
 def census() -> Counter[str]:
     """How many of the examples, the same ones every time, show each case."""
+    # In a process of its own: Hypothesis draws constants of all modules that are loaded, so that
+    # the examples would depend on which tests ran before.
+    folder = Path(__file__).parent
+    counted = subprocess.run(
+        [sys.executable, __file__],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(folder.parent)])},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return Counter(json.loads(counted.stdout))
+
+
+def count_cases() -> Counter[str]:
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=N_EXAMPLES, derandomize=True, database=None)
+    @settings(max_examples=N_EXAMPLES, derandomize=True, database=None, deadline=None)
     @given(several_rollouts(), options(CHAINS))
     def count(rollouts: list[PlainRollout], chosen: dict[str, Any]) -> None:
         seen.update(conversations_in(rollouts))
@@ -182,3 +201,7 @@ def cases_in(rollouts: list[PlainRollout], chosen: dict[str, Any]) -> set[str]:
     found |= {"empty call"} if accounting.empty_calls else set()
     found |= {"empty row"} if accounting.empty_rows else set()
     return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(count_cases()))
