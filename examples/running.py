@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agl_fast.quickstart.__main__ import CPU_ENVIRONMENT, ENVIRONMENT, N_RUNNERS, free_port
+from agl_fast.quickstart.__main__ import CPU_ENVIRONMENT, ENVIRONMENT
 from agl_fast.quickstart.console import Console
 from examples.lessons import Lesson
 
@@ -82,10 +82,9 @@ def train(
     # Only now: verl, Ray and vLLM read the environment when they are imported.
     import agentlightning as agl
 
-    from agl_fast import VERL
-    from agl_fast.quickstart.reporting import reporting_to
     from agl_fast.quickstart.run_log import RunLog
     from agl_fast.quickstart.settings import SAMPLES_PER_STEP
+    from agl_fast.quickstart.training import train_agent
     from examples.lessons import make_model
 
     if model is None:
@@ -96,34 +95,13 @@ def train(
                 max_length=TINY_PROMPT_WIDTH + TINY_RESPONSE_WIDTH,
                 seed=seed,
             )
-    log = RunLog(console.say, steps)
-    trainer_cls, daemon_cls = reporting_to(log)
-    algorithm = VERL(
-        settings(example, run_folder, model=model, steps=steps, seed=seed),
-        trainer_cls=trainer_cls,
-        daemon_cls=daemon_cls,
-    )
-    console.say("starting Ray, FSDP2 and vLLM (one to two minutes) ...")
-    agl.Trainer(
-        algorithm=algorithm,
-        n_runners=N_RUNNERS,
-        # By default a runner that found nothing to do waits for five seconds.
-        runner={
-            "type": "agentlightning.LitAgentRunner",
-            "poll_interval": 0.2,
-            "interval_jitter": 0.1,
-        },
-        # VERL's proxy records the calls; of spans it needs those of rewards only.
-        tracer=agl.OtelTracer(),
-        strategy={"type": "cs", "server_port": free_port()},
-    ).fit(
+    train_agent(
         agl.rollout(example.agent),
+        settings(example, run_folder, model=model, steps=steps, seed=seed),
+        RunLog(console.say, steps),
         train_dataset=example.tasks(steps * SAMPLES_PER_STEP, seed),
         val_dataset=example.tasks(N_VALIDATION_SAMPLES, -1),
     )
-    if len(log.rewards) < steps:
-        # Agent-lightning's Trainer returns, too, when Ctrl-C ends its algorithm.
-        raise RuntimeError(f"the run ended after {len(log.rewards)} of {steps} steps")
 
 
 def settings(

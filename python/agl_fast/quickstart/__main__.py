@@ -10,7 +10,6 @@ import argparse
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -37,7 +36,6 @@ CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 IMPORT_SECONDS, MODEL_SECONDS = 300.0, 300.0
-N_RUNNERS = 2
 N_VALIDATION_SAMPLES = 16
 
 
@@ -93,57 +91,36 @@ def train(console: Console, run_folder: Path, model: str | None, steps: int, see
     """
     with console.phase("imports", IMPORT_SECONDS):
         # Only now: verl, Ray and vLLM read the environment when they are imported.
-        import agentlightning as agl
         import torch
 
-        from agl_fast.algorithm import VERL
         from agl_fast.quickstart.agent import find_the_number
         from agl_fast.quickstart.boxes import samples
         from agl_fast.quickstart.memory import PeakMemory
-        from agl_fast.quickstart.reporting import reporting_to
         from agl_fast.quickstart.run_log import RunLog
         from agl_fast.quickstart.settings import SAMPLES_PER_STEP, verl_settings
         from agl_fast.quickstart.tiny_model import make_tiny_model
+        from agl_fast.quickstart.training import train_agent
     with PeakMemory() as peak:
         log = RunLog(console.say, steps)
         if model is None:
             with console.phase("tiny model, tokenizer and supervised warm-up", MODEL_SECONDS):
                 make_tiny_model(run_folder / "model", seed=seed)
             log.stage_ended("tiny model and warm-up")
-        trainer_cls, daemon_cls = reporting_to(log)
-        algorithm = VERL(
-            verl_settings(
-                run_folder,
-                model=model,
-                steps=steps,
-                seed=seed,
-                n_devices=max(1, torch.cuda.device_count()),
-            ),
-            trainer_cls=trainer_cls,
-            daemon_cls=daemon_cls,
+        settings = verl_settings(
+            run_folder,
+            model=model,
+            steps=steps,
+            seed=seed,
+            n_devices=max(1, torch.cuda.device_count()),
         )
-        console.say("starting Ray, FSDP2 and vLLM (one to two minutes) ...")
-        agl.Trainer(
-            algorithm=algorithm,
-            n_runners=N_RUNNERS,
-            # By default a runner that found nothing to do waits for five seconds.
-            runner={
-                "type": "agentlightning.LitAgentRunner",
-                "poll_interval": 0.2,
-                "interval_jitter": 0.1,
-            },
-            # The default one records every call of openai, too; VERL's proxy does that already.
-            tracer=agl.OtelTracer(),
-            strategy={"type": "cs", "server_port": free_port()},
-        ).fit(
+        train_agent(
             find_the_number,
+            settings,
+            log,
             train_dataset=samples(steps * SAMPLES_PER_STEP, seed=seed),
             val_dataset=samples(N_VALIDATION_SAMPLES, seed=-1),
         )
         log.stage_ended("end")
-    if len(log.rewards) < steps:
-        # Agent-lightning's Trainer returns, too, when Ctrl-C ends its algorithm.
-        raise RuntimeError(f"the run ended after {len(log.rewards)} of {steps} steps")
     return report(console, run_folder, log, model or str(run_folder / "model"), peak.gib)
 
 
@@ -175,12 +152,6 @@ def report(
 def most_improved(before: Sequence[Played], after: Sequence[Played]) -> tuple[Played, Played]:
     """The same sample before and after, where the reward rose most."""
     return max(zip(before, after, strict=True), key=lambda pair: pair[1].reward - pair[0].reward)
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 if __name__ == "__main__":
