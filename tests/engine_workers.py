@@ -126,30 +126,10 @@ def engine_worker(config: Any, worker_cls: type[Any] | None = None) -> Any:
     Args:
         worker_cls: None: the one of the platform.
     """
-    from verl.utils.config import omega_conf_to_dataclass
-    from verl.workers.config import TrainingWorkerConfig
-
     from agl_fast.platform_cpu.workers import CpuTrainingWorker
+    from agl_fast.verl.replay.one_process import actor_worker
 
-    parts = config.actor_rollout_ref
-    actor = omega_conf_to_dataclass(parts.actor)
-    engine = actor.engine
-    engine.use_dynamic_bsz = actor.use_dynamic_bsz
-    engine.max_token_len_per_gpu = actor.ppo_max_token_len_per_gpu
-    engine.micro_batch_size_per_gpu = actor.ppo_micro_batch_size_per_gpu
-    engine.infer_max_token_len_per_gpu = parts.rollout.log_prob_max_token_len_per_gpu
-    engine.infer_micro_batch_size_per_gpu = parts.rollout.log_prob_micro_batch_size_per_gpu
-    worker = (worker_cls or CpuTrainingWorker)(
-        TrainingWorkerConfig(
-            model_type="language_model",
-            model_config=omega_conf_to_dataclass(parts.model),
-            engine_config=engine,
-            optimizer_config=actor.optim,
-            checkpoint_config=actor.checkpoint,
-        )
-    )
-    worker.reset()
-    return worker
+    return actor_worker(config, worker_cls or CpuTrainingWorker)
 
 
 def critic_worker(config: Any, worker_cls: type[Any] | None = None) -> Any:

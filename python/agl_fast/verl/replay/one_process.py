@@ -106,6 +106,17 @@ def _whole(value: Any) -> torch.Tensor:
 def _worker(config: Any, model: str) -> Any:
     config = config.copy()
     config.actor_rollout_ref.model.path = model
+    _, worker_class = worker_classes(trees=trains_trees(config))
+    return actor_worker(config, worker_class)
+
+
+def actor_worker(config: Any, worker_class: type[Any]) -> Any:
+    """verl's training worker with the actor's model and optimiser, as this process's rank.
+
+    Args:
+        config: the whole configuration, resolved.
+        worker_class: verl's TrainingWorker or a subclass.
+    """
     parts = config.actor_rollout_ref
     actor = omega_conf_to_dataclass(parts.actor)
     # What verl's own actor worker tells its engine.
@@ -115,7 +126,6 @@ def _worker(config: Any, model: str) -> Any:
     engine.micro_batch_size_per_gpu = actor.ppo_micro_batch_size_per_gpu
     engine.infer_max_token_len_per_gpu = parts.rollout.log_prob_max_token_len_per_gpu
     engine.infer_micro_batch_size_per_gpu = parts.rollout.log_prob_micro_batch_size_per_gpu
-    _, worker_class = worker_classes(trees=trains_trees(config))
     worker = worker_class(
         TrainingWorkerConfig(
             model_type="language_model",
