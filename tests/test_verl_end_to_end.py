@@ -115,7 +115,8 @@ def test_the_documented_example_resumes_with_the_weights_that_were_saved(folder,
     assert [found["step"], trained["step"]] == [3, 4]
     validated = {key: value for key, value in found["data"].items() if key.startswith("val/")}
     assert validated == pytest.approx({key: saved[key] for key in validated})  # greedy
-    assert validated["val/reward"] > 0
+    # Emitted, and arrived; a greedy random model may well have earned nothing.
+    assert validated["val/n_rollouts_w_reward"] == 5
     assert_trained(trained["data"])
 
 
