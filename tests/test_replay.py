@@ -128,8 +128,8 @@ def test_a_step_on_trees(taken: Replay, path: Path, model: Path) -> None:
 
 
 def test_a_reference_policy(path: Path, model: Path) -> None:
-    overrides = {"actor_rollout_ref": {"actor": {"use_kl_loss": True}}}
-    found = replay(path, overrides, model=model)
+    parts = {"actor": {"use_kl_loss": True}, "ref": {"log_prob_micro_batch_size_per_gpu": 2}}
+    found = replay(path, {"actor_rollout_ref": parts}, model=model)
     assert "actor/kl_loss" in found.metrics
 
 

@@ -75,10 +75,43 @@ def test_the_same_rows_of_the_recording(tmp_path):
         assert (values == rows.batch[name]).all(), name
 
 
+def like(**changes):
+    """The documented settings, less those of micro-batches, with changes."""
+    settings = documented(**changes)
+    given = {key.replace("__", ".") for key in changes}
+    for part, key in BATCHES:
+        if f"actor_rollout_ref.{part}.{key}" not in given:
+            del settings["actor_rollout_ref"][part][key]
+    return settings
+
+
+BATCHES = (
+    ("actor", "ppo_micro_batch_size_per_gpu"),
+    ("rollout", "log_prob_micro_batch_size_per_gpu"),
+    ("ref", "log_prob_micro_batch_size_per_gpu"),
+)
+ACTOR, ROLLOUT = "actor_rollout_ref__actor__", "actor_rollout_ref__rollout__"
+SETTINGS = {
+    "documented": DOCUMENTED,
+    "nothing of micro-batches": like(),
+    "log-probs by rows beside a dynamic actor": like(
+        **{
+            f"{ACTOR}use_dynamic_bsz": True,
+            f"{ROLLOUT}log_prob_use_dynamic_bsz": False,
+            f"{ROLLOUT}log_prob_micro_batch_size_per_gpu": 4,
+        }
+    ),
+    "defaults that a CPU would replace": like(
+        **{f"{ROLLOUT}gpu_memory_utilization": 0.5, f"{ROLLOUT}enforce_eager": False}
+    ),
+}
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_settings_give_the_configuration_again(device):
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_give_the_configuration_again(name, device):
     config = compose(
-        {**DOCUMENTED, "agentlightning": {"proxy": {"api_key": "secret"}, "record_dir": "r"}},
+        {**SETTINGS[name], "agentlightning": {"proxy": {"api_key": "secret"}, "record_dir": "r"}},
         device=device,
     ).config
     again = compose(differences(config), device=device).config

@@ -21,7 +21,7 @@ from agl_fast.verl.config_checks import check_combinations
 from agl_fast.verl.config_choices import check_choices
 from agl_fast.verl.config_types import check_types
 from agl_fast.verl.config_unknown import unknown_own_keys
-from agl_fast.verl.cpu_defaults import cpu_defaults, fill_in, fit_bucket
+from agl_fast.verl.cpu_defaults import fill_in, fit_bucket
 from agl_fast.verl.renamed_keys import leaves, nested, rename
 from agl_fast.verl.tool_parsers import tool_options
 
@@ -71,22 +71,12 @@ def compose(settings: Mapping[str, Any], *, device: str | None = None) -> Compos
             f"{HOOK}={flat[HOOK]!r}: expected its name, 'module:function', as the processes of a "
             "run import it"
         )
-    config = OmegaConf.merge(_defaults(), nested(flat))
-    given = nested(_without_interpolations(flat, config))
+    given = nested(_without_interpolations(flat, OmegaConf.merge(_defaults(), nested(flat))))
     new_keys = unknown_own_keys(given, _resolved_defaults())
     lines = new_keys + check_types(given, _resolved_defaults()) + lines
 
-    config.trainer.use_v1 = False
-    lines.append(USE_V1_LINE)
-    if config.critic.enable is None:
-        config.critic.enable = config.algorithm.adv_estimator == "gae"
-    if config.critic.enable and "critic.model.path" not in flat:
-        config.critic.model.path = "${actor_rollout_ref.model.path}"
-        lines.append("critic.model.path is not set: the critic starts from the actor's model")
-    lines += fill_in_batches(config, flat.keys())
-    if (device or get_device_name()) == "cpu":
-        lines += fill_in(config, flat.keys(), _unused_parts(config))
-        lines += fit_bucket(config, flat.keys())
+    config, filled_in = _filled_in(flat, device or get_device_name())
+    lines += filled_in
     config.actor_rollout_ref.actor.loss_scale_factor = _loss_scale_factor(config)
 
     check_choices(config)
@@ -101,19 +91,35 @@ def differences(config: DictConfig) -> dict[str, Any]:
 
     Interpolations are resolved; the proxy's key is left out.
     """
-    defaults = dict(leaves(_resolved_defaults()))
-    if config.trainer.device == "cpu":  # what would be filled in, had the user not set it
-        for group in cpu_defaults():
-            for key in group.set:
-                defaults.pop(key, None)
-    missing = object()
-    return nested(
-        {
-            key: value
-            for key, value in leaves(_resolved(config))
-            if key not in _SECRETS and defaults.get(key, missing) != value
-        }
-    )
+    wanted = {key: value for key, value in leaves(_resolved(config)) if key not in _SECRETS}
+    kept: dict[str, Any] = {}
+    found = dict(leaves(_resolved_defaults()))
+    # Values that are defaults are needed where something else would be derived or filled in.
+    while lacking := {
+        key: value
+        for key, value in wanted.items()
+        if key not in kept and (key not in found or found[key] != value)
+    }:
+        kept |= lacking
+        found = dict(leaves(_resolved(_filled_in(kept, config.trainer.device)[0])))
+    return nested(kept)
+
+
+def _filled_in(flat: Mapping[str, Any], device: str) -> tuple[DictConfig, list[str]]:
+    """The defaults, the user's settings by dotted key, and what those leave open; what to say."""
+    config = OmegaConf.merge(_defaults(), nested(flat))
+    config.trainer.use_v1 = False
+    lines = [USE_V1_LINE]
+    if config.critic.enable is None:
+        config.critic.enable = config.algorithm.adv_estimator == "gae"
+    if config.critic.enable and "critic.model.path" not in flat:
+        config.critic.model.path = "${actor_rollout_ref.model.path}"
+        lines.append("critic.model.path is not set: the critic starts from the actor's model")
+    lines += fill_in_batches(config, flat.keys())
+    if device == "cpu":
+        lines += fill_in(config, flat.keys(), _unused_parts(config))
+        lines += fit_bucket(config, flat.keys())
+    return config, lines
 
 
 def _plain(value: Any, key: str) -> Any:

@@ -30,12 +30,10 @@ def replayed_config(recording: Recording, overrides: Mapping[str, Any]) -> Any:
         TypeError, ValueError: they cannot work here; the message names the key.
     """
     recorded = recording.about.get("settings")
-    layers = [
-        OmegaConf.create(_of_groups(recording)),
+    settings = OmegaConf.merge(
         OmegaConf.create(_of_rows(recording.about.get("rows") or {})),
-        OmegaConf.create(recorded or _ADVANTAGES),
-    ]
-    settings = OmegaConf.merge(*layers)
+        OmegaConf.create(recorded or {**_ADVANTAGES, **_of_groups(recording)}),
+    )
     OmegaConf.set_struct(settings, False)
     for key in _NOT_REPLAYED:
         group, _, name = key.rpartition(".")
