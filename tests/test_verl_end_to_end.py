@@ -11,7 +11,9 @@ import pytest
 pytest.importorskip("verl", reason="needs the extra [cpu]")
 pytest.importorskip("vllm", reason="needs the extra [cpu]")
 
-from verl_runs import TIMEOUT_SECONDS, Finished, assert_nothing_left, lines, run
+import two_call_task
+from served_model import greedy_of_transformers, log_probs, served
+from verl_runs import TIMEOUT_SECONDS, Finished, assert_nothing_left, environment, lines, run
 
 N_ROLLOUTS = 16
 pytestmark = pytest.mark.timeout(2 * TIMEOUT_SECONDS)
@@ -107,6 +109,33 @@ def test_one_checkpoint_is_kept(folder, trained):
     assert [path.parent.name for path in checkpoints.glob("global_step_*/actor")] == [
         "global_step_3"
     ]
+
+
+@pytest.mark.filterwarnings("ignore")  # of verl and what it imports
+def test_vllm_serves_what_was_exported(folder, trained, tmp_path):
+    from transformers import AutoTokenizer
+
+    from agl_fast.verl.export import export
+
+    exported = tmp_path / "exported"
+    export(folder / "checkpoints" / "global_step_3", exported)
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    prompts = [
+        tokenizer(
+            tokenizer.apply_chat_template(
+                task.questions()[:1], add_generation_prompt=True, tokenize=False
+            )
+        ).input_ids
+        for task in two_call_task.all_tasks()[:3]
+    ]
+    with served(exported, tmp_path / "vllm.log", environment(folder)) as model:
+        answers = [model.greedy(prompt, 12) for prompt in prompts]
+    for prompt, (ids, found) in zip(prompts, answers, strict=True):
+        assert len(ids) > 1
+        expected_ids, expected = greedy_of_transformers(exported, prompt, 12)
+        assert ids == expected_ids
+        assert found == pytest.approx(expected, abs=1e-4)
+        assert found != pytest.approx(log_probs(folder / "model", prompt, ids), abs=1e-2)
 
 
 def test_the_documented_example_resumes_with_the_weights_that_were_saved(folder, resumed):
