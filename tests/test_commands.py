@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from agl_fast.commands.overrides import parse_overrides
 from agl_fast.recording import RecordingWriter
 from daemon_runs import HELLO, SECONDS, hello, new_daemon
 from fake_openai_server import FakeOpenAIServer
+from verl_runs import processes_marked
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of verl and what it imports
 
@@ -155,8 +157,8 @@ def test_help(capsys):
 
 
 AGENT = """
+import sys
 import agentlightning, openai
-from agl_fast import VERL  # else emitted rewards do not reach the store
 
 @agentlightning.rollout
 def talk(task, llm: agentlightning.LLM) -> None:
@@ -165,7 +167,11 @@ def talk(task, llm: agentlightning.LLM) -> None:
         client.chat.completions.create(model=llm.model, messages=messages)
     agentlightning.emit_reward(0.5)
 
-agentlightning.Trainer(tracer=agentlightning.OtelTracer(), n_runners=1).fit(talk)
+agentlightning.Trainer(
+    runner={"type": "agentlightning.LitAgentRunner", "poll_interval": 0.2, "interval_jitter": 0.1},
+    n_runners=2,
+).fit(talk)
+print("after", sys.argv[1:], __name__, "verl" in sys.modules, flush=True)
 """
 
 
@@ -173,27 +179,50 @@ class WithoutRay(agl_fast.VERL):
     """Its agents' calls become rows, and that is all."""
 
     fake: FakeOpenAIServer
-    agent: Path
+    agents: Agents
 
     def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
-        port = str(self.config.agentlightning.store_port)
-        joining = {
-            **os.environ,
-            "AGL_CURRENT_ROLE": "runner",
-            "AGL_SERVER_PORT": port,
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        }
         daemon = new_daemon(self.get_store(), rollout_deadline_seconds=6 * SECONDS)
-        agents = subprocess.Popen([sys.executable, str(self.agent)], env=joining)
         try:
+            self.agents.start(self.config.agentlightning.store_port)
             data = {"question": [sample["question"] for sample in train_dataset]}
             daemon.set_up_data_and_server(data, [self.fake.address])
             daemon.run_until_all_finished(verbose=False)
             self.rows, _ = daemon.get_train_data_batch(32, 32, "cpu", 1)
         finally:
-            agents.terminate()
-            agents.wait(SECONDS)
             daemon.stop()
+
+
+class Agents:
+    """A program of agents that joins the store of a run."""
+
+    def __init__(self, folder: Path, text: str, *options: str) -> None:
+        self.program = folder / "my_agent.py"
+        self.program.write_text(text)
+        self.options = options
+        self.mark = f"AGL_FAST_TEST={folder}"
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self, port: int) -> None:
+        name, value = self.mark.split("=")
+        command = ["-m", "agl_fast", "join", f"--port={port}", *self.options]
+        self.process = subprocess.Popen(
+            [sys.executable, *command, str(self.program), "one", "--two"],
+            env={**os.environ, name: value, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ended(self) -> tuple[int, str]:
+        """Exit status and what was printed; nothing of it runs on."""
+        assert self.process is not None
+        try:
+            printed, _ = self.process.communicate(timeout=6 * SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        assert processes_marked(self.mark) == []
+        return self.process.returncode, printed
 
 
 def free_port() -> int:
@@ -201,18 +230,44 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def test_agents_of_another_process_join_the_store(tmp_path):
-    settings = parse_overrides([*SETTINGS, f"agentlightning.store_port={free_port()}"])
-    algorithm = WithoutRay(settings)
-    algorithm.agent = tmp_path / "agent.py"
-    algorithm.agent.write_text(AGENT)
+def test_agents_of_another_process_join_the_store_and_end_with_the_run(tmp_path):
+    port = free_port()
+    algorithm = WithoutRay(parse_overrides([*SETTINGS, f"agentlightning.store_port={port}"]))
+    algorithm.agents = Agents(tmp_path, AGENT, "--wait=1")
     with FakeOpenAIServer() as algorithm.fake:
         algorithm.fake.respond = hello
         train.train_on(algorithm, TASKS, None)
     rows = algorithm.rows
     assert len(rows) == 4
     assert rows.batch["responses"][0].tolist() == HELLO
+    # Emitted by a program that knows nothing of agl_fast.
     assert rows.batch["token_level_scores"].sum(dim=1).tolist() == [0.5] * 4
+    status, printed = algorithm.agents.ended()
+    assert status == 0
+    assert printed.splitlines() == [
+        f"agl_fast: agents join the store at localhost:{port}",
+        f"agl_fast: the store at localhost:{port} has been gone for 1 s: the run is over",
+        "after ['one', '--two'] __main__ False",
+    ]
+
+
+def test_agents_that_wait_for_a_store_are_ended(tmp_path):
+    agents = Agents(tmp_path, AGENT)
+    agents.start(port := free_port())
+    assert agents.process is not None
+    for line in (
+        f"agl_fast: agents join the store at localhost:{port}\n",
+        f"agl_fast: there is no store at localhost:{port} yet; the agents wait for it\n",
+    ):
+        assert agents.process.stdout.readline() == line
+    agents.process.terminate()
+    assert agents.ended()[0] in (0, 128 + signal.SIGINT)
+
+
+def test_a_script_that_is_not_there(capsys):
+    with pytest.raises(SystemExit):
+        main(["join", "nowhere.py"])
+    assert "nowhere.py: expected a Python script, there is none" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken(tmp_path):

@@ -1,4 +1,4 @@
-"""`python -m agl_fast`: train, replay, export."""
+"""`python -m agl_fast`: train, join, replay, export."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 USAGE = """\
 python -m agl_fast key=value …                train; agents in other processes join the store
+python -m agl_fast join SCRIPT                a script's agents as runners of such a run
 python -m agl_fast replay FILE [key=value …]  rows, metrics and one step of a recording
 python -m agl_fast export CKPT OUT            a Hugging Face directory from a checkpoint
 python -m agl_fast.doctor                     what keeps this machine from training
@@ -20,11 +21,15 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE, end="")
         return 0
     command, *rest = arguments
-    return _command(command)(rest if command in ("replay", "export") else arguments)
+    return _command(command)(rest if command in ("join", "replay", "export") else arguments)
 
 
 def _command(name: str) -> Callable[[Sequence[str]], int]:
     # Each loads what it needs, which takes seconds.
+    if name == "join":
+        from agl_fast.commands import join
+
+        return join.main
     if name == "replay":
         from agl_fast.commands import replay
 

@@ -21,13 +21,9 @@ from agl_fast.commands.overrides import parse_overrides
 def main(arguments: Sequence[str]) -> int:
     """Train on data.train_files; a LightningStore on agentlightning.store_port gives out rollouts.
 
-    Agents join from processes of their own, on this machine or others::
-
-        AGL_CURRENT_ROLE=runner AGL_SERVER_PORT=4747 python my_agent.py
-
-    where my_agent.py has `agentlightning.Trainer(n_runners=8).fit(agent)`, and imports
-    `agl_fast.VERL`: with the newest OpenTelemetry, rewards that an agent emits would not reach the
-    store otherwise. The store listens on the host that AGL_SERVER_HOST names (localhost).
+    Agents join from processes of their own, on this machine or others: `python -m agl_fast join
+    my_agent.py`, where my_agent.py has `agentlightning.Trainer(n_runners=8).fit(agent)`. The store
+    listens on the host that AGL_SERVER_HOST names (localhost).
     """
     algorithm = VERL(parse_overrides(arguments))
     data = algorithm.config.data
@@ -52,7 +48,7 @@ def train_on(algorithm: Any, train: list[Any], val: list[Any] | None) -> None:
     host = os.environ.get("AGL_SERVER_HOST", "localhost")
     _require_free_port(host, ours.store_port)
     print(
-        f"agl_fast: agents join with AGL_CURRENT_ROLE=runner AGL_SERVER_PORT={ours.store_port}",
+        f"agl_fast: agents join with python -m agl_fast join --port {ours.store_port} my_agent.py",
         flush=True,
     )
     trainer = agentlightning.Trainer(

@@ -1,0 +1,135 @@
+"""`python -m agl_fast join SCRIPT`: a program's agents as runners of a run elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+WAIT_SECONDS = 60.0
+CHECK_SECONDS = 1.0
+CONNECT_SECONDS = 5.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the script as a runner until the run whose store it joins has ended."""
+    parser = argparse.ArgumentParser(
+        prog="python -m agl_fast join",
+        description="Run a script whose agentlightning.Trainer(...).fit(agent) joins the store of "
+        "a run, and end it after that run.",
+    )
+    parser.add_argument("--host", help="of the store (default: AGL_SERVER_HOST, or localhost)")
+    parser.add_argument("--port", type=int, help="(default: AGL_SERVER_PORT, or 4747)")
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=WAIT_SECONDS,
+        metavar="SECONDS",
+        help="end when the store has been gone for so long (default: %(default)g)",
+    )
+    parser.add_argument("script", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    options = parser.parse_args(arguments)
+    if not options.script.is_file():
+        parser.error(f"{options.script}: expected a Python script, there is none")
+    environment = {
+        "AGL_CURRENT_ROLE": "runner",
+        "AGL_SERVER_HOST": options.host or os.environ.get("AGL_SERVER_HOST", "localhost"),
+        "AGL_SERVER_PORT": str(options.port or os.environ.get("AGL_SERVER_PORT", 4747)),
+    }
+    os.environ.update(environment)
+    # Without it litellm, which agentlightning imports, looks for a price list on the internet.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    # Only now, and not with agl_fast.VERL: agents need no verl.
+    from agl_fast.verl.span_export import send_spans_to_the_store
+
+    send_spans_to_the_store()
+    store = (environment["AGL_SERVER_HOST"], int(environment["AGL_SERVER_PORT"]))
+    return _run(options.script, options.arguments, _StoreWatch(store, options.wait))
+
+
+def _run(script: Path, arguments: Sequence[str], watch: _StoreWatch) -> int:
+    # `kill` ends a process alone, and the runners that Agent-lightning has started would go on
+    # asking for rollouts for ever; on Ctrl-C it ends them.
+    signal.signal(signal.SIGTERM, _interrupt)
+    watch.start()
+    sys.argv = [str(script), *arguments]
+    sys.path[0] = str(script.parent)
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except KeyboardInterrupt:
+        if not watch.has_ended:
+            return 128 + signal.SIGINT
+    finally:
+        watch.stop()
+    return 0
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+class _StoreWatch:
+    """Interrupts the main thread once the store has been there, and has been gone for long.
+
+    Agent-lightning's runners take a store that does not answer for one that starts soon.
+    """
+
+    def __init__(self, store: tuple[str, int], wait_seconds: float) -> None:
+        self.has_ended = False
+        self._store = store
+        self._wait_seconds = wait_seconds
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="agl_fast-store", daemon=True)
+
+    def start(self) -> None:
+        self._say("agents join the store at {}")
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        if not self._is_there():
+            self._say("there is no store at {} yet; the agents wait for it")
+            self._wait(self._is_there)
+            self._say("the store at {} is there")
+        seen = time.monotonic()
+
+        def has_gone_for_long() -> bool:
+            nonlocal seen
+            if self._is_there():
+                seen = time.monotonic()
+            return time.monotonic() - seen > self._wait_seconds
+
+        self._wait(has_gone_for_long)
+        if self._stopped.is_set():
+            return
+        self._say(f"the store at {{}} has been gone for {self._wait_seconds:g} s: the run is over")
+        self.has_ended = True
+        main_thread = threading.main_thread().ident
+        assert main_thread is not None
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        while not condition() and not self._stopped.wait(CHECK_SECONDS):
+            pass
+
+    def _is_there(self) -> bool:
+        try:
+            socket.create_connection(self._store, CONNECT_SECONDS).close()
+        except OSError:
+            return False
+        return True
+
+    def _say(self, what: str) -> None:
+        host, port = self._store
+        print(f"agl_fast: {what.format(f'{host}:{port}')}", flush=True)
