@@ -28,6 +28,7 @@ STOREYS = [
     {"verl"},  # what all of verl/ shares
     {"verl.credit"},
     {"verl.losses"},  # pickled into every worker that trains
+    {"analysis"},
     {"recording"},
     {"batch"},
     {"ops"},
@@ -46,6 +47,7 @@ FOREIGN = {
     "ops": {"verl", "ray", "vllm"},
     "batch": {"verl", "ray", "vllm"},
     "recording": {"verl", "ray", "vllm", "torch", "agentlightning"},
+    "analysis": {"verl", "ray", "vllm", "torch"},
 }
 
 MODULES = sorted(path for suffix in ("py", "pyi") for path in PACKAGE.rglob(f"*.{suffix}"))

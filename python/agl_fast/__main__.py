@@ -1,4 +1,4 @@
-"""`python -m agl_fast`: train, join, replay, export."""
+"""`python -m agl_fast`: train, join, replay, analyze, export."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ USAGE = """\
 python -m agl_fast key=value …                train; agents in other processes join the store
 python -m agl_fast join SCRIPT                a script's agents as runners of such a run
 python -m agl_fast replay FILE [key=value …]  rows, metrics and one step of a recording
+python -m agl_fast analyze FILE …             what each level of rows would cost and lose
 python -m agl_fast export CKPT OUT            a Hugging Face directory from a checkpoint
 python -m agl_fast.doctor                     what keeps this machine from training
 python -m agl_fast.quickstart                 a tiny model learns on this machine
@@ -21,7 +22,9 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE, end="")
         return 0
     command, *rest = arguments
-    return _command(command)(rest if command in ("join", "replay", "export") else arguments)
+    return _command(command)(
+        rest if command in ("join", "replay", "analyze", "export") else arguments
+    )
 
 
 def _command(name: str) -> Callable[[Sequence[str]], int]:
@@ -34,6 +37,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         from agl_fast.commands import replay
 
         return replay.main
+    if name == "analyze":
+        from agl_fast.commands import analyze
+
+        return analyze.main
     if name == "export":
         from agl_fast.commands import export
 

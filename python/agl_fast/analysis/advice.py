@@ -1,0 +1,126 @@
+"""What to do about it, by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agl_fast.analysis.analysis import Analysis
+from agl_fast.batch.options import TREE_MAX_TOKENS, Level
+
+# A level that saves less is not worth other rows than one has.
+WORTH = 1.2
+
+_CURES = {
+    "history_rewritten": (
+        "their history is rewritten: a chat template that leaves reasoning out of earlier turns "
+        "does that, or an agent that edits what it sends back. An agent that sends its history as "
+        "it was sampled, with a template that keeps it, merges at level trajectory already"
+    ),
+    "prompt_end": (
+        "only the end of the first prompt is not in their history: what the chat template puts "
+        "before an answer, such as an empty think block, it leaves out behind it. A template that "
+        "does neither, or both, merges at level trajectory already"
+    ),
+    "retokenised": (
+        "their history is tokenised anew, to other ids for the same text. An agent that sends "
+        "token ids back instead of text keeps them"
+    ),
+    "shortened": (
+        "their history is shortened: the agent takes back turns at its end. Context that is only "
+        "added to merges"
+    ),
+}
+
+
+def best_level(analysis: Analysis) -> Level:
+    """The one to train at: the simplest of which no other is ``WORTH`` times cheaper."""
+    if min(_gain(analysis, than, "tree") for than in ("transition", "trajectory")) >= WORTH:
+        return "tree"
+    if _gain(analysis, "transition", "trajectory") >= WORTH:
+        return "trajectory"
+    return "transition"
+
+
+def advice(analysis: Analysis) -> str:
+    """A paragraph."""
+    best = best_level(analysis)
+    return " ".join(
+        [*_of_level(analysis, best), *_of_limits(analysis, best), *_of_breaks(analysis)]
+    )
+
+
+def _gain(analysis: Analysis, than: Level, level: Level) -> float:
+    """How many times less ``level`` costs, where nothing is cut."""
+    if analysis.model is not None:
+        costs = analysis.model.costs_without_limits
+        return costs[than].flops / costs[level].flops
+    layouts = analysis.layouts_without_limits
+    return layouts[than].tokens / layouts[level].tokens
+
+
+def _of_level(analysis: Analysis, best: Level) -> Iterator[str]:
+    unit = "tokens" if analysis.model is None else "operations"
+    merged, trees = (_gain(analysis, "transition", each) for each in ("trajectory", "tree"))
+    over_merged = _gain(analysis, "trajectory", "tree")
+    if best == "tree":
+        yield (
+            f"Train at level tree: {trees:.2f}× fewer {unit} than one row a call, "
+            f"{over_merged:.2f}× fewer than level trajectory, and every sampled token stands in "
+            "its exact context."
+        )
+        return
+    if best == "trajectory":
+        yield f"Train at level trajectory: {merged:.2f}× fewer {unit} than one row a call."
+    else:
+        yield f"Level transition is as good as any: level trajectory has {merged:.2f}×."
+    compared = over_merged if best == "trajectory" else trees
+    yield f"Level tree gains nothing worth having here: {compared:.2f}× fewer {unit} than that."
+
+
+def _of_limits(analysis: Analysis, best: Level) -> Iterator[str]:
+    layout = analysis.layouts[best]
+    if layout.lost:
+        yield (
+            f"Limits take {layout.lost / analysis.sampled:.1%} of the sampled tokens there; "
+            f"nothing is lost with {_fitting(analysis, best)}."
+        )
+    else:
+        yield f"Nothing is lost to limits with {_fitting(analysis, best)}."
+    longest_tree = analysis.layouts_without_limits["tree"].longest_row
+    if best == "tree" and longest_tree > TREE_MAX_TOKENS:
+        yield (
+            f"The longest rollout is a tree of {longest_tree:,} tokens, which the default "
+            f"tree_max_tokens={TREE_MAX_TOKENS} splits, exactly."
+        )
+
+
+def _fitting(analysis: Analysis, level: Level) -> str:
+    """The smallest limits that cut nothing."""
+    if level == "tree":
+        return f"tree_max_tokens={analysis.longest_call} or more"
+    layout = analysis.layouts_without_limits[level]
+    return (
+        f"max_prompt_length={layout.longest_prompt} and "
+        f"max_response_length={layout.longest_response}"
+    )
+
+
+def _of_breaks(analysis: Analysis) -> Iterator[str]:
+    calls = _broken_calls(analysis)
+    if not calls:
+        yield "No call breaks the prefix of an earlier one."
+        return
+    worst = max(calls, key=calls.__getitem__)
+    yield (
+        f"Of {analysis.calls:,} calls, {sum(calls.values()):,} break the prefix of an earlier one. "
+        f"Of most ({calls[worst]:,}), {_CURES[worst]}."
+    )
+    if worst == "history_rewritten" and not analysis.knows_text:
+        yield "With --tokenizer, text that was only tokenised anew is told apart."
+
+
+def _broken_calls(analysis: Analysis) -> dict[str, int]:
+    """By what can be mended; conversations of their own need no cure."""
+    calls = {each.kind: each.calls for each in analysis.breaks if each.kind in _CURES}
+    at_prompt_end = sum(each.at_prompt_end for each in analysis.breaks)
+    return calls | ({"prompt_end": at_prompt_end} if at_prompt_end else {})

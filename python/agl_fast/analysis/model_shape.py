@@ -1,0 +1,134 @@
+"""The sizes of a model, read from its Hugging Face configuration alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_REQUIRED = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+)
+# Two matrices in a layer's MLP; the others have a gate, too.
+_WITHOUT_GATE = {"codegen", "gpt_neox", "nemotron", "persimmon", "phi", "starcoder2"}
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_FULL_ATTENTION = "full_attention"
+
+
+class ModelConfigError(ValueError):
+    """A configuration's field is missing, wrong, or means a model whose cost is not known here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A decoder whose layers all attend to everything before them.
+
+    Attributes:
+        hidden, layers, heads, key_heads, head_width, inner, vocabulary: sizes.
+        inner_matrices: of a layer's MLP, hidden × inner each.
+        tied: the lm_head is the embedding.
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    key_heads: int
+    head_width: int
+    inner: int
+    inner_matrices: int
+    vocabulary: int
+    tied: bool
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one layer's matrices; biases and norms are left out, under a thousandth."""
+        attention = 2 * self.hidden * self.head_width * (self.heads + self.key_heads)
+        return attention + self.inner_matrices * self.hidden * self.inner
+
+    @property
+    def head_parameters(self) -> int:
+        return self.hidden * self.vocabulary
+
+    @property
+    def parameters(self) -> int:
+        ends = 1 if self.tied else 2
+        return self.layers * self.layer_parameters + ends * self.head_parameters
+
+
+def read_model_shape(path: str | os.PathLike[str]) -> ModelShape:
+    """
+    Args:
+        path: of a config.json, or of the folder that holds one. No weights are read.
+
+    Raises:
+        OSError: the file cannot be read.
+        ModelConfigError: it is no configuration of a plain decoder; the message names the field.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path /= "config.json"
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ModelConfigError(f"{path}: not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ModelConfigError(f"{path}: expected an object, got {config!r}")
+    try:
+        return _shape(config)
+    except ModelConfigError as error:
+        raise ModelConfigError(f"{path}: {error}") from None
+
+
+def _shape(config: Mapping[str, Any]) -> ModelShape:
+    _refuse_others(config)
+    hidden, layers, heads, inner, vocabulary = (_size(config, name) for name in _REQUIRED)
+    tied = config.get("tie_word_embeddings", True)
+    if not isinstance(tied, bool):
+        raise ModelConfigError(f"tie_word_embeddings: expected true or false, got {tied!r}")
+    return ModelShape(
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        key_heads=_size(config, "num_key_value_heads", heads),
+        head_width=_size(config, "head_dim", hidden // heads),
+        inner=inner,
+        inner_matrices=2 if config.get("model_type") in _WITHOUT_GATE else 3,
+        vocabulary=vocabulary,
+        tied=tied,
+    )
+
+
+def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = config.get(name)
+    if value is None:
+        if default is None:
+            raise ModelConfigError(f"{name}: missing; there are {', '.join(sorted(config))}")
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelConfigError(f"{name}: expected a whole number of at least 1, got {value!r}")
+    return value
+
+
+def _refuse_others(config: Mapping[str, Any]) -> None:
+    """Models whose layers cost something else."""
+    for name in _EXPERTS:
+        if (config.get(name) or 1) > 1:
+            raise ModelConfigError(f"{name}={config[name]}: expected a model without experts")
+    if config.get("kv_lora_rank"):
+        raise ModelConfigError("kv_lora_rank: expected a model without latent attention")
+    kinds = config.get("layer_types")
+    others = sorted(set(kinds or []) - {_FULL_ATTENTION})
+    if others:
+        raise ModelConfigError(
+            f"layer_types: expected {_FULL_ATTENTION!r} alone, got {', '.join(map(repr, others))}"
+        )
+    window = config.get("sliding_window")
+    if window and kinds is None and config.get("use_sliding_window", True):
+        raise ModelConfigError(f"sliding_window={window}: expected full attention in every layer")

@@ -1,0 +1,88 @@
+"""`python -m agl_fast analyze FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from agl_fast.analysis import (
+    Hardware,
+    analyze,
+    as_json,
+    as_text,
+    read_model_shape,
+    read_traces,
+)
+from agl_fast.analysis.costs import MICRO_BATCH_TOKENS
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print what each level would cost and lose."""
+    # torch (2.13) warns of a function that its own nested tensors call.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    parser = _parser()
+    options = parser.parse_args(list(arguments))
+    if bool(options.files) == (options.store is not None):
+        parser.error("expected FILE, or --store")
+    if options.model is None and options.tflops is not None:
+        parser.error("--tflops needs --model")
+    limits = {
+        name: getattr(options, name)
+        for name in ("max_prompt_length", "max_response_length", "tree_max_tokens")
+    }
+    hardware = Hardware(micro_batch_tokens=options.micro_batch_tokens, tflops=options.tflops)
+    model = None if options.model is None else read_model_shape(options.model)
+    if options.store is None:
+        traces = read_traces(options.files, limits)
+    else:
+        # Only now: files need no Agent-lightning.
+        from agl_fast.analysis.store import read_store
+
+        traces = read_store(options.store, limits)
+    found = analyze(
+        traces,
+        model=model,
+        hardware=hardware,
+        tokenizer=None if options.tokenizer is None else _tokenizer(options.tokenizer),
+    )
+    print(json.dumps(as_json(found), indent=1) if options.json else as_text(found))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m agl_fast analyze",
+        description="What each level of rows would cost and lose, of calls that your agents have "
+        "made: rows, tokens, what breaks prefixes, and with --model operations and memory.",
+    )
+    parser.add_argument("files", nargs="*", metavar="FILE", help="recordings (docs/recording.md)")
+    parser.add_argument("--store", metavar="URL", help="of Agent-lightning's store, instead")
+    of_header = "default: the recording's, else none"
+    parser.add_argument("--max-prompt-length", type=int, metavar="P", help=of_header)
+    parser.add_argument("--max-response-length", type=int, metavar="R", help=of_header)
+    parser.add_argument("--tree-max-tokens", type=int, metavar="N", help=of_header)
+    parser.add_argument(
+        "--tokenizer", metavar="PATH", help="tells text that was tokenised anew from other"
+    )
+    parser.add_argument("--model", metavar="PATH", help="config.json, or its folder: estimates")
+    parser.add_argument(
+        "--tflops", type=float, metavar="X", help="that training reaches, in all: estimates time"
+    )
+    parser.add_argument(
+        "--micro-batch-tokens",
+        type=int,
+        default=MICRO_BATCH_TOKENS,
+        metavar="N",
+        help=f"that rows are packed into (default: {MICRO_BATCH_TOKENS})",
+    )
+    parser.add_argument("--json", action="store_true", help="one object, for programs")
+    return parser
+
+
+def _tokenizer(path: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path)
