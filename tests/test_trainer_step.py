@@ -237,6 +237,7 @@ def test_a_step_of_which_every_token_is_rejected_updates_nothing(make_actor, mod
     assert not gradients
     assert taken.metrics["training/n_mini_batches"] == 0
     assert not taken.rows.batch["response_mask"].any()
+    assert "algorithm.rollout_correction rejects every token" in str(taken.empty)
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 3])

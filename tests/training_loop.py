@@ -76,7 +76,10 @@ class Loop(AgentLightningTrainer):
                     "rollout": {"n": 3, "val_kwargs": {"n": settings.pop("val_n", 1)}},
                 },
                 "global_profiler": {"steps": None},
-                "agentlightning": {"trace_aggregator": {"level": "transition"}},
+                "agentlightning": {
+                    "max_empty_steps": 3,
+                    "trace_aggregator": {"level": "transition"},
+                },
             }
         )
         self.events: list[Any] = []
@@ -105,7 +108,7 @@ class Loop(AgentLightningTrainer):
 
     def learn(self, batch: Any, *, n_rollouts: int) -> Any:
         self.events.append(("learn", n_rollouts))
-        return SimpleNamespace(metrics={"actor/loss": 0.0}, rows=None, seconds={})
+        return SimpleNamespace(metrics={"actor/loss": 0.0}, rows=None, seconds={}, empty=None)
 
     def _save_checkpoint(self) -> None:
         self.events.append(("save", self.global_steps))

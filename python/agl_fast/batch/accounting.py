@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 # Why a sampled token was dropped, in the order the rules are asked (docs/rows.md).
@@ -106,12 +107,22 @@ class Mismatch:
 
 
 class EmptyBatchError(ValueError):
-    """No call gave a row. ``accounting`` says where the sampled tokens went."""
+    """No call gave a row.
 
-    def __init__(self, message: str, accounting: Accounting) -> None:
+    Attributes:
+        accounting: where the sampled tokens went.
+        metrics: the ``training/*`` numbers that a batch would have had.
+    """
+
+    def __init__(
+        self, message: str, accounting: Accounting, metrics: Mapping[str, float] | None = None
+    ) -> None:
         super().__init__(message)
         self.accounting = accounting
+        self.metrics = dict(metrics or {})
 
-    def __reduce__(self) -> tuple[type[EmptyBatchError], tuple[str, Accounting]]:
+    def __reduce__(
+        self,
+    ) -> tuple[type[EmptyBatchError], tuple[str, Accounting, dict[str, float]]]:
         # Exceptions pickle by their args, which hold the message alone.
-        return type(self), (str(self), self.accounting)
+        return type(self), (str(self), self.accounting, self.metrics)

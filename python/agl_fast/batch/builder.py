@@ -259,11 +259,6 @@ class BatchBuilder:
         rows = self._rows(np.array([self._filled(each.reward) for each in pending], np.float32))
         counts = Counts(rows.counts)
         accounting = counts.total()
-        if len(rows) == 0:
-            self._clear()
-            raise EmptyBatchError(
-                f"none of {len(pending)} rollouts gave a row; {accounting}", accounting
-            )
         zeroes = options.truncated_rollouts == "zero_reward"
         entries = [
             each.entry(
@@ -284,20 +279,26 @@ class BatchBuilder:
         ]
         self._warn_of_missing_rewards(entries)
         mismatches = collect_mismatches(self._planner, self._pending, options.tokenizer)
+        metrics = training_metrics(
+            entries,
+            accounting,
+            self._planner.response_lengths(),
+            counts.column("chains"),
+            int(counts.column("cut_chains").sum()),
+            mismatches if options.level == "trajectory" else None,
+        )
+        if len(rows) == 0:
+            self._clear()
+            raise EmptyBatchError(
+                f"none of {len(pending)} rollouts gave a row; {accounting}", accounting, metrics
+            )
         batch = Batch(
             tensors=self._tensors(rows),
             columns=self._columns(rows, entries),
             rollouts=entries,
             accounting=accounting,
             mismatches=mismatches,
-            metrics=training_metrics(
-                entries,
-                accounting,
-                self._planner.response_lengths(),
-                counts.column("chains"),
-                int(counts.column("cut_chains").sum()),
-                mismatches if options.level == "trajectory" else None,
-            ),
+            metrics=metrics,
         )
         del rows  # so that the planner may keep its memory
         self._clear()

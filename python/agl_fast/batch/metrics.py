@@ -53,7 +53,7 @@ def training_metrics(
     }
     for reason in DROP_REASONS:
         metrics[f"training/tokens/dropped/{reason}"] = accounting.dropped_by_reason[reason]
-    if mismatches is not None:
+    if mismatches is not None and len(response_lengths):
         metrics |= _by_turn(response_lengths, n_chains)
         metrics |= _mismatch_counts(mismatches, len(response_lengths))
     return metrics

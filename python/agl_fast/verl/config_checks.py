@@ -33,6 +33,7 @@ ABOVE_ZERO = (
     "agentlightning.runner_silent_seconds",
     "actor_rollout_ref.rollout.temperature",  # the actor divides logits by it
 )
+AT_LEAST_ZERO = ("agentlightning.max_empty_steps",)
 PORTS = ("agentlightning.port", "agentlightning.store_port", "agentlightning.proxy.port")
 ONLY = {
     "actor_rollout_ref.rollout.name": (("vllm",), "the proxy asks vLLM for token ids"),
@@ -69,6 +70,9 @@ def check_combinations(config: DictConfig) -> list[str]:
         value = _get(config, key)
         if value is not None and value < 1:
             raise _unexpected(config, key, "at least 1")
+    for key in AT_LEAST_ZERO:
+        if _get(config, key) < 0:
+            raise _unexpected(config, key, "at least 0")
     for key in ABOVE_ZERO:
         value = _get(config, key)
         if value is not None and not value > 0:

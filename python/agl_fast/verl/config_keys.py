@@ -44,6 +44,7 @@ class AgentLightningKeys:
     rollout_deadline_seconds: float | None
     runner_silent_seconds: float | None
     failed_rollouts: Literal["skip", "zero"]
+    max_empty_steps: int
     rollout_hook: str | None
     credit: Literal["identical", "last_call", "discounted", "per_call"]
     credit_discount: float

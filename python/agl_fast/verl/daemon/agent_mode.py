@@ -356,10 +356,9 @@ class AgentModeDaemon:
             batch = self._rows.build(max_prompt_length, max_response_length, device, global_steps)
         except agl_fast.EmptyBatchError as error:
             happened = {name: value for name, value in metrics.items() if value}
+            what = f"step {global_steps}: none of {len(finished.outcomes)} rollouts gave a row"
             raise agl_fast.EmptyBatchError(
-                f"step {global_steps}: none of {len(finished.outcomes)} rollouts gave a row: "
-                f"{error}; {happened}",
-                error.accounting,
+                f"{what}: {error}; {happened}", error.accounting, error.metrics | metrics
             ) from error
         self.last_batch = batch
         rows = DataProto.from_dict(tensors=dict(batch.tensors), non_tensors=dict(batch.columns))

@@ -130,7 +130,9 @@ class TrainingRows:
             "device": device,
         }
         if not self._kept:
-            raise agl_fast.EmptyBatchError("no rollout to train on", agl_fast.Accounting())
+            raise agl_fast.EmptyBatchError(
+                "no rollout to train on", agl_fast.Accounting(), {"training/n_rollouts": 0}
+            )
         if self._builder is None or limits != self._limits or not len(self._builder):
             self._limits = limits
             self._builder = self._new_builder(**limits)

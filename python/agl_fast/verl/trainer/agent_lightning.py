@@ -22,9 +22,10 @@ from agl_fast.verl.credit import credit_assignment
 from agl_fast.verl.daemon import AgentModeDaemon, ValidatedRollout, validation_metrics
 from agl_fast.verl.trainer.checkpoints import last_whole_checkpoint
 from agl_fast.verl.trainer.datasets import columns_of, repeated
+from agl_fast.verl.trainer.empty_steps import EmptySteps
 from agl_fast.verl.trainer.metrics import configured_widths
 from agl_fast.verl.trainer.run_recording import padding_token_id, run_recorder, token_summary
-from agl_fast.verl.trainer.step import PpoStep, ppo_step
+from agl_fast.verl.trainer.step import PpoStep, ppo_step, step_without_rows
 from agl_fast.verl.trainer.timing import timed
 from agl_fast.verl.trainer.watch import ServersAlive, WorkersAlive, sync_seconds, watched
 from agl_fast.verl.trainer.workers import WorkerGroups
@@ -82,6 +83,7 @@ class AgentLightningTrainer(RayPPOTrainer):
         """Train until the last step, or only validate (`trainer.val_only`).
 
         Raises:
+            EmptyBatchError: too many steps in a row had nothing to train on.
             PolicyMismatchError: the servers sample with other weights than the actor's.
             RuntimeError: a server or worker died; its error is the cause.
             TimeoutError: something took too long.
@@ -97,6 +99,7 @@ class AgentLightningTrainer(RayPPOTrainer):
             config=OmegaConf.to_container(self.config, resolve=True),
         )
         self.token_summary = token_summary(self.config)
+        self.empty_steps = EmptySteps(self.config.agentlightning.max_empty_steps)
         exit_code = 1
         try:
             self.global_steps = 0
@@ -147,17 +150,9 @@ class AgentLightningTrainer(RayPPOTrainer):
         is_last = self.global_steps >= self.total_training_steps
         seconds: dict[str, float] = {}
         with timed("step", seconds):
-            with timed("gen", seconds):
-                batch, metrics = self.sample(columns)
-            profiled_steps = self.config.global_profiler.steps or ()
-            is_profiled = self.global_steps in profiled_steps
-            self._start_profiling(is_profiled)
-            step = self.learn(batch, n_rollouts=self._n_rollouts(columns))
-            self._stop_profiling(
-                is_profiled,
-                run_command=is_last or self.global_steps == max(profiled_steps, default=0),
-            )
-            if trainer.get("rollout_data_dir"):
+            step, metrics = self._sample_and_learn(columns, seconds, is_last=is_last)
+            metrics |= self.empty_steps.count(step.empty)
+            if trainer.get("rollout_data_dir") and step.empty is None:
                 self._dump_rows(step.rows, trainer.rollout_data_dir)
             if trainer.save_freq > 0 and (is_last or self.global_steps % trainer.save_freq == 0):
                 with (
@@ -181,13 +176,43 @@ class AgentLightningTrainer(RayPPOTrainer):
         seconds |= step.seconds
         return metrics | step.metrics | self._timing_metrics(step.rows, seconds)
 
+    def _sample_and_learn(
+        self, columns: dict[str, NDArray[Any]], seconds: dict[str, float], *, is_last: bool
+    ) -> tuple[PpoStep, dict[str, float]]:
+        with timed("gen", seconds):
+            try:
+                batch, metrics = self.sample(columns)
+            except agl_fast.EmptyBatchError as empty:
+                return step_without_rows(empty), dict(empty.metrics)
+        profiled_steps = self.config.global_profiler.steps or ()
+        is_profiled = self.global_steps in profiled_steps
+        self._start_profiling(is_profiled)
+        step = self.learn(batch, n_rollouts=self._n_rollouts(columns))
+        self._stop_profiling(
+            is_profiled,
+            run_command=is_last or self.global_steps == max(profiled_steps, default=0),
+        )
+        return step, metrics
+
     def sample(self, columns: dict[str, NDArray[Any]]) -> tuple[agl_fast.Batch, dict[str, float]]:
         """Run the samples through the agents.
 
         Returns:
             Their rows, and `training/*`.
+
+        Raises:
+            EmptyBatchError: there are no rows. The servers sleep then as well.
         """
         self._run_agents(columns, is_train=True)
+        try:
+            rows = self._rows()
+        except agl_fast.EmptyBatchError:
+            self._end_sampling()
+            raise
+        self._end_sampling()
+        return rows
+
+    def _rows(self) -> tuple[agl_fast.Batch, dict[str, float]]:
         widths = configured_widths(self.config)
         daemon = self.agent_mode_daemon
         rows, metrics = daemon.get_train_data_batch(
@@ -202,11 +227,13 @@ class AgentLightningTrainer(RayPPOTrainer):
             tensors=dict(rows.batch.items()),
             columns=dict(rows.non_tensor_batch),
         )
-        daemon.clear_data_and_server()
+        return batch, metrics
+
+    def _end_sampling(self) -> None:
+        self.agent_mode_daemon.clear_data_and_server()
         self.servers_alive.begin()
         with watched("putting the servers to sleep", SLEEP_SECONDS, self.servers_alive):
             self.checkpoint_manager.sleep_replicas()
-        return batch, metrics
 
     def learn(self, batch: agl_fast.Batch, *, n_rollouts: int) -> PpoStep:
         """One `ppo_step`, with this trainer's workers."""

@@ -51,11 +51,13 @@ class PpoStep:
         metrics: verl's `actor/*`, `critic/*`, `perf/*` and data metrics, and `training/*`.
         rows: those that were trained, with what was computed for them.
         seconds: by part of the step.
+        empty: why there was nothing to train on; None: there was something.
     """
 
     metrics: dict[str, float]
     rows: DataProto
     seconds: dict[str, float] = field(default_factory=dict)
+    empty: agl_fast.EmptyBatchError | None = None
 
 
 def check_config(config: Any) -> None:
@@ -101,7 +103,9 @@ def ppo_step(
     tensors = {name: values[kept] for name, values in batch.tensors.items()}
     columns = {name: values[kept.numpy()] for name, values in batch.columns.items()}
     if not kept.any():
-        return _without_update(tensors, columns, metrics, seconds)
+        why = f"step {global_step}: all {len(batch)} rows are dropped; {batch.accounting}"
+        empty = agl_fast.EmptyBatchError(why, batch.accounting)
+        return _without_update(tensors, columns, metrics, seconds, empty)
 
     if holds_trees(tensors):
         require_tree_workers(workers)
@@ -113,8 +117,10 @@ def ppo_step(
         rows, adv_metrics = _estimate(rows, batch.rollouts, config, kl_controller)
         metrics |= adv_metrics
     tensors = dict(rows.batch.items())
-    if not tensors["response_mask"].any():  # rollout correction has rejected everything
-        return _without_update(tensors, columns, metrics, seconds)
+    if not tensors["response_mask"].any():
+        why = f"step {global_step}: algorithm.rollout_correction rejects every token"
+        empty = agl_fast.EmptyBatchError(f"{why}; {batch.accounting}", batch.accounting)
+        return _without_update(tensors, columns, metrics, seconds, empty)
     laid_out_rows.add({key: tensors[key] for key in _UPDATED_KEYS if key in tensors})
 
     units = RowUnits.of(rollout_ids, columns, tensors, laid_out_rows.lengths)
@@ -146,15 +152,23 @@ def ppo_step(
     return PpoStep(metrics, rows, seconds)
 
 
+def step_without_rows(empty: agl_fast.EmptyBatchError) -> PpoStep:
+    """What a step reports that has no batch."""
+    columns = {"responses": 1, "attention_mask": 2}
+    tensors = {name: torch.zeros(0, width, dtype=torch.int64) for name, width in columns.items()}
+    return _without_update(tensors, {}, {}, {}, empty)
+
+
 def _without_update(
     tensors: Mapping[str, torch.Tensor],
     columns: Mapping[str, Any],
     metrics: dict[str, float],
     seconds: dict[str, float],
+    empty: agl_fast.EmptyBatchError,
 ) -> PpoStep:
     rows = DataProto.from_dict(tensors=tensors, non_tensors=columns)
     rows.meta_info["global_token_num"] = tensors["attention_mask"].sum(dim=1).tolist() or [0]
-    return PpoStep(metrics | {"training/n_mini_batches": 0}, rows, seconds)
+    return PpoStep(metrics | {"training/n_mini_batches": 0}, rows, seconds, empty)
 
 
 def _update_critic(
