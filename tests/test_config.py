@@ -204,7 +204,7 @@ def test_right_types_and_new_keys_are_taken(key: str, value: object) -> None:
     ("key", "meant"),
     [
         ("trainer.n_gpu_per_node", "n_gpus_per_node"),
-        ("agentlightning.trace_aggregator.levels", "level"),
+        ("data.max_prompt_lenght", "max_prompt_length"),
         ("agentligtning", "agentlightning"),
     ],
 )
@@ -242,6 +242,7 @@ def test_key_that_verl_has_no_place_for_is_refused() -> None:
         ("agentlightning.trace_aggregator.level", "turn", "one of transition, trajectory, tree"),
         ("agentlightning.trace_aggregator.truncated_rollouts", "no", "one of train, mask, zero_re"),
         ("agentlightning.trace_aggregator.overlong_prompt", "no", "one of drop, spill"),
+        ("agentlightning.max_empty_steps", -1, "at least 0"),
         ("agentlightning.trace_aggregator.trajectory_max_prompt_length", 0, "at least 1"),
         ("agentlightning.trace_aggregator.trajectory_max_response_length", 0, "at least 1"),
         ("agentlightning.trace_aggregator.trajectory_max_total_length", 0, "at least 1"),

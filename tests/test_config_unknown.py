@@ -21,6 +21,7 @@ AGGREGATOR = "agentlightning.trace_aggregator"
         (f"{AGGREGATOR}.lvl", f"{AGGREGATOR}.level"),
         (f"{AGGREGATOR}.levels", f"{AGGREGATOR}.level"),
         ("agentlightning.hook", "agentlightning.rollout_hook"),
+        ("agentlightning.prot", "agentlightning.port"),
         (f"{AGGREGATOR}.port", "agentlightning.port or agentlightning.proxy.port"),
         ("agentlightning.trace_agregator.level", "agentlightning.trace_aggregator"),
     ],
@@ -32,6 +33,7 @@ def test_a_key_that_agl_fast_does_not_have_is_said_first(key: str, meant: str) -
     assert lines[0] == (
         f"{unknown} is not a key of agl_fast, which does not read it; did you mean {meant}?"
     )
+    assert not [line for line in lines[1:] if unknown in line]
 
 
 def test_a_key_of_a_subclass_stays() -> None:

@@ -28,7 +28,8 @@ def check_types(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> lis
         defaults: verl's and agl_fast's. Neither has interpolations.
 
     Returns:
-        One line for each new key that is close to a known one: likely a misspelling.
+        One line for each new key that is close to a known one: likely a misspelling. Those of
+        agl_fast's own section are left to `unknown_own_keys`.
 
     Raises:
         TypeError: a value has the wrong type.
@@ -81,7 +82,9 @@ def _check_new(
 ) -> None:
     close = difflib.get_close_matches(key.rpartition(".")[2], sorted(known), n=1, cutoff=0.8)
     meant = f"did you mean {close[0]}?" if close else ""
-    if declared is not None and declared.__module__ != OWN:
+    if declared is not None and declared.__module__ == OWN:
+        return  # named by config_unknown
+    if declared is not None:
         # verl passes every key of the group to the class.
         raise ValueError(
             f"{key}={value!r}: expected no such key, as verl's {declared.__name__} has none; "
