@@ -26,7 +26,7 @@ NVCC := $(firstword $(CUDACXX) $(shell command -v nvcc) $(wildcard /usr/local/cu
 NATIVE_MODULES := agl_fast._core $(if $(NVCC),$(if $(filter OFF,$(AGL_CUDA)),,agl_fast._cuda))
 
 CPP_FILES := $(sort $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'))
-PYTHON_DIRS := python tests benchmarks examples scripts
+PYTHON_PATHS := python tests benchmarks examples scripts docs/conf.py
 NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/*.cmake) $(CPP_FILES)
 
 # A file's tests stay together: they share what is expensive to start.
@@ -62,21 +62,22 @@ test-all: lint sanitize wheel ## test, the slow tests, wheels for Python 3.10-3.
 	$(PYTHON) -m pytest -m slow
 
 lint: $(NATIVE) ## ruff, clang-format, mypy --strict, stubtest
-	$(PYTHON) -m ruff check $(wildcard $(PYTHON_DIRS))
-	$(PYTHON) -m ruff format --check $(wildcard $(PYTHON_DIRS))
+	$(PYTHON) -m ruff check $(wildcard $(PYTHON_PATHS))
+	$(PYTHON) -m ruff format --check $(wildcard $(PYTHON_PATHS))
 	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
 	$(PYTHON) -m mypy
+	$(PYTHON) -m mypy docs/conf.py
 	MYPYPATH=python $(PYTHON) -m mypy.stubtest --mypy-config-file pyproject.toml $(NATIVE_MODULES)
 
 format: $(NATIVE) ## rewrite Python and C++ sources in the project's style
-	$(PYTHON) -m ruff check --fix $(wildcard $(PYTHON_DIRS))
-	$(PYTHON) -m ruff format $(wildcard $(PYTHON_DIRS))
+	$(PYTHON) -m ruff check --fix $(wildcard $(PYTHON_PATHS))
+	$(PYTHON) -m ruff format $(wildcard $(PYTHON_PATHS))
 	$(VENV)/bin/clang-format -i $(CPP_FILES)
 
 sanitize: $(SANITIZED) ## the native tests under the address and undefined-behaviour sanitizers
 	scripts/test_sanitized.sh $(PYTHON) build/sanitized
 
-wheel: $(TOOLS) ## wheels for every CPython 3.10-3.13 found here, into dist/ (WHEEL_CUDA=ON: with CUDA)
+wheel: $(TOOLS) ## manylinux wheels for every CPython 3.10-3.13 found here, into dist/ (WHEEL_CUDA=ON: with CUDA)
 	$(PYTHON) scripts/build_wheels.py --uv $(UV) --cuda $(or $(WHEEL_CUDA),OFF) --out dist
 
 .PHONY: docs

