@@ -57,13 +57,29 @@ def test_the_least_that_a_user_sets_composes(device: str) -> None:
     assert again.config == config
 
 
-def test_parts_with_a_size_of_the_user_keep_it() -> None:
+def test_a_reference_with_a_size_of_the_user_keeps_it() -> None:
     size = {"log_prob_micro_batch_size_per_gpu": 2}
-    config, said = composed(actor_rollout_ref__rollout={"n": 2, **size})
-    assert switches(config) == [True, False, True]
-    assert f"{ROLLOUT}." not in said
+    config, said = composed(actor_rollout_ref__ref=size)
+    assert switches(config) == [True, True, False]
+    assert f"{REFERENCE}." not in said
     config, _ = composed(actor_rollout_ref__ref__log_prob_use_dynamic_bsz=False)
     assert switches(config) == [True, True, False]
+
+
+def test_the_actor_s_log_probs_are_cut_as_its_updates() -> None:
+    size = {"log_prob_micro_batch_size_per_gpu": 2}
+    config, _ = composed(actor_rollout_ref__rollout={"n": 2, **size})
+    assert switches(config) == [True, True, True]
+    for is_dynamic in (True, False):
+        with pytest.raises(
+            ValueError, match=rf"{ROLLOUT}.log_prob_use_dynamic_bsz={not is_dynamic}: expected"
+        ):
+            composed(
+                actor_rollout_ref__actor__use_dynamic_bsz=is_dynamic,
+                actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu=2,
+                actor_rollout_ref__rollout__log_prob_use_dynamic_bsz=not is_dynamic,
+                actor_rollout_ref__rollout__log_prob_micro_batch_size_per_gpu=2,
+            )
 
 
 def test_nothing_is_filled_in_where_the_user_says_something() -> None:

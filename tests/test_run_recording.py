@@ -91,14 +91,16 @@ BATCHES = (
     ("ref", "log_prob_micro_batch_size_per_gpu"),
 )
 ACTOR, ROLLOUT = "actor_rollout_ref__actor__", "actor_rollout_ref__rollout__"
+REFERENCE = "actor_rollout_ref__ref__"
 SETTINGS = {
     "documented": DOCUMENTED,
     "nothing of micro-batches": like(),
-    "log-probs by rows beside a dynamic actor": like(
+    "a reference by rows beside a dynamic actor": like(
         **{
             f"{ACTOR}use_dynamic_bsz": True,
-            f"{ROLLOUT}log_prob_use_dynamic_bsz": False,
-            f"{ROLLOUT}log_prob_micro_batch_size_per_gpu": 4,
+            f"{ACTOR}use_kl_loss": True,
+            f"{REFERENCE}log_prob_use_dynamic_bsz": False,
+            f"{REFERENCE}log_prob_micro_batch_size_per_gpu": 4,
         }
     ),
     "defaults that a CPU would replace": like(

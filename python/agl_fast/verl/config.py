@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.config import validate_config
 from verl.utils.device import get_device_name
 
-from agl_fast.verl.config_batches import fill_in_batches
+from agl_fast.verl.config_batches import check_batches, fill_in_batches
 from agl_fast.verl.config_checks import check_combinations
 from agl_fast.verl.config_choices import check_choices
 from agl_fast.verl.config_types import check_types
@@ -80,6 +80,7 @@ def compose(settings: Mapping[str, Any], *, device: str | None = None) -> Compos
     config.actor_rollout_ref.actor.loss_scale_factor = _loss_scale_factor(config)
 
     check_choices(config)
+    check_batches(config)
     lines += check_combinations(config)
     _let_vllm_parse_tools(config)
     _check_with_verl(config)

@@ -10,13 +10,14 @@ ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 REFERENCE = "actor_rollout_ref.ref"
 CRITIC = "critic"
+SAMPLER_SWITCH = f"{ROLLOUT}.log_prob_use_dynamic_bsz"
 
 
 def fill_in_batches(config: DictConfig, user_keys: Collection[str]) -> list[str]:
     """Set `use_dynamic_bsz` where the user has set neither it nor the size of a micro-batch.
 
-    verl has no default for either, and refuses a configuration without. Parts for which the user
-    has set a size keep it.
+    verl has no default for either, and refuses a configuration without. A reference or critic for
+    which the user has set a size keeps it.
 
     Args:
         config: changed in place; its `critic.enable` is decided.
@@ -28,10 +29,14 @@ def fill_in_batches(config: DictConfig, user_keys: Collection[str]) -> list[str]
     changes: dict[str, bool | int] = {}
     if _is_open(f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.ppo_micro_batch_size", user_keys):
         changes[f"{ACTOR}.use_dynamic_bsz"] = True
-        for part in (ROLLOUT, REFERENCE):
-            key, size = f"{part}.log_prob_use_dynamic_bsz", f"{part}.log_prob_micro_batch_size"
-            if key not in user_keys:
-                changes[key] = _is_open(key, size, user_keys)
+        key, size = (
+            f"{REFERENCE}.log_prob_use_dynamic_bsz",
+            f"{REFERENCE}.log_prob_micro_batch_size",
+        )
+        if key not in user_keys:
+            changes[key] = _is_open(key, size, user_keys)
+        if SAMPLER_SWITCH not in user_keys:
+            changes[SAMPLER_SWITCH] = True  # as the actor's
         changes |= _room_for_a_row(config, f"{ACTOR}.ppo_max_token_len_per_gpu", user_keys)
     switch = f"{CRITIC}.use_dynamic_bsz"
     if config.critic.enable and not {switch, f"{ACTOR}.use_dynamic_bsz"} & set(user_keys):
@@ -49,6 +54,20 @@ def fill_in_batches(config: DictConfig, user_keys: Collection[str]) -> list[str]
         return []
     why = "no size of a micro-batch is set: they are cut by their tokens"
     return [f"{', '.join(said)}, as {why}"]
+
+
+def check_batches(config: DictConfig) -> None:
+    """Raise ValueError where the actor's log-probs are cut otherwise than its updates.
+
+    verl's worker would end with an assertion, once Ray and the model are there.
+    """
+    actor = f"{ACTOR}.use_dynamic_bsz"
+    wanted, found = OmegaConf.select(config, actor), OmegaConf.select(config, SAMPLER_SWITCH)
+    if wanted != found:
+        raise ValueError(
+            f"{SAMPLER_SWITCH}={found}: expected {wanted}, as {actor}={wanted}: verl 0.9.1 has one "
+            "engine for the actor's log-probs and its updates"
+        )
 
 
 def _is_open(switch: str, size: str, user_keys: Collection[str]) -> bool:
