@@ -64,6 +64,26 @@ def test_parameters(tmp_path: Path) -> None:
     assert shape(tmp_path, model_type="gpt_neox").layer_parameters == of_layer - 128
 
 
+def test_experts(tmp_path: Path) -> None:
+    """As of Qwen's models, and as of Mixtral, whose experts are as wide as a plain MLP."""
+    qwen = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 6}
+    found = shape(tmp_path, **qwen, shared_expert_intermediate_size=5, mlp_only_layers=[])
+    assert (found.inner, found.stored_inner) == (2 * 6 + 5, 4 * 6 + 5)
+    assert found.layer_parameters == 2 * 64 + 2 * 32 + 3 * 8 * 17
+    assert found.parameters == 3 * (2 * 64 + 2 * 32 + 3 * 8 * 29) + 2 * 256
+    mixtral = shape(tmp_path, num_local_experts=4, num_experts_per_tok=2)
+    assert (mixtral.inner, mixtral.stored_inner) == (2 * 16, 4 * 16)
+
+
+def test_the_benchmark_of_predictions() -> None:
+    pytest.importorskip("verl", reason="needs the extra [cpu] or [verl]")
+    from benchmarks.tree_prediction import predicted_flops
+    from benchmarks.workload import TINY
+
+    found = predicted_flops("swe_plain", TINY)
+    assert found["calls"] > found["merged"] >= found["trees"] > 0
+
+
 def test_flops_by_hand(tmp_path: Path) -> None:
     """Tokens 12, 9, 7; pairs 31, 25, 22; logits at 12, 9 and 3 positions (`test_analyze`)."""
     model = shape(tmp_path)
@@ -110,13 +130,17 @@ def test_memory_by_hand(tmp_path: Path) -> None:
     # In bfloat16, a token and layer: two norms of 8 × (4 + 2 + 2), q and o of 8, k and v of 4, and
     # four of 16.
     of_layer = 2 * 8 * 8 + 2 * (2 * 8 + 2 * 4) + 2 * 4 * 16
+    # Logits and their gradient, 32 each; or the gradients of three of 16.
+    logits, gradients = 2 * 32 * 2, 3 * 16 * 2
     rows = costs_of(layout("transition"), model, Hardware(micro_batch_tokens=8))
     assert rows.micro_batch == 8
-    assert rows.activation_bytes == 3 * 8 * of_layer + 8 * 32 * 4
-    assert rows.activation_bytes_recomputed == 3 * 8 * 8 * 2 + max(8 * of_layer, 8 * 32 * 4)
+    assert rows.activation_bytes == 8 * (3 * of_layer + logits)
+    assert rows.activation_bytes_recomputed == 8 * (3 * 8 * 2 + of_layer + gradients)
     trees = costs_of(layout("tree"), model, Hardware(micro_batch_tokens=2))
     assert trees.micro_batch == 7  # no row stands in two
-    assert trees.activation_bytes == 3 * 7 * of_layer + 3 * 32 * 12
+    # Three tokens have logits: in bfloat16 and float32, and the gradients of both.
+    assert trees.activation_bytes == 7 * 3 * of_layer + 3 * 32 * 12
+    assert 7 * gradients < 3 * 32 * 12
 
 
 def test_trees_never_hold_all_logits(tmp_path: Path) -> None:
@@ -166,8 +190,10 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ({"num_key_value_heads": 0}, "num_key_value_heads: expected a whole number"),
         ({"head_dim": 0.5}, "head_dim: expected a whole number"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings: expected true or false"),
-        ({"num_experts": 64}, "num_experts=64: expected a model without experts"),
-        ({"num_local_experts": 8}, "num_local_experts=8: expected a model without experts"),
+        ({"intermediate_size": None}, "intermediate_size: missing"),
+        ({"num_experts": 64}, "num_experts_per_tok: missing"),
+        ({"num_experts": 64, "mlp_only_layers": [0]}, "mlp_only_layers=.*: expected layers of eq"),
+        ({"n_routed_experts": 64, "n_shared_experts": 1}, "n_shared_experts=1: expected layers"),
         ({"kv_lora_rank": 512}, "kv_lora_rank: expected a model without latent attention"),
         ({"sliding_window": 4096}, "sliding_window=4096: expected full attention"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: expected 'full_"),

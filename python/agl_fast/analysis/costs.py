@@ -108,9 +108,9 @@ def _activation_bytes(
     """What the backward pass needs of one micro-batch, at the peak.
 
     Counted as Korthikanti et al. 2022 do (arXiv 2205.05198, section 4.1), for a layer with
-    grouped keys, a gated MLP, attention that keeps no scores, and norms in float32; logits and
-    their gradient on top. With gradient checkpointing every layer keeps its input, and one layer's
-    activations are there at a time.
+    grouped keys, a gated MLP, attention that keeps no scores, and norms in float32. On top come
+    logits with their gradient, or after them an MLP's gradients. With gradient checkpointing every
+    layer keeps its input, and one layer's activations are there at a time.
     """
     size = hardware.activation_bytes
     inner = 2 * (model.inner_matrices - 1)  # gate, up, the activation, their product
@@ -128,7 +128,8 @@ def _activation_bytes(
         logits_bytes = min(logits, LOGITS_AT_ONCE) * 2 * (size + _FLOAT32)
     else:
         logits_bytes = 2 * logits * size
+    gradients = model.inner_matrices * micro_batch * model.inner * size
     if not recomputed:
-        return model.layers * of_layer + logits_bytes
+        return model.layers * of_layer + max(gradients, logits_bytes)
     inputs = model.layers * micro_batch * model.hidden * size
-    return inputs + max(of_layer, logits_bytes)
+    return inputs + max(of_layer + gradients, logits_bytes)

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_REQUIRED = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "vocab_size",
-)
+_REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 # Two matrices in a layer's MLP; the others have a gate, too.
 _WITHOUT_GATE = {"codegen", "gpt_neox", "nemotron", "persimmon", "phi", "starcoder2"}
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# What makes some layers other than the rest, and the value of models without it.
+_UNEVEN = {
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "first_k_dense_replace": 0,
+    "n_shared_experts": 0,
+}
 _FULL_ATTENTION = "full_attention"
 
 
@@ -28,11 +29,13 @@ class ModelConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A decoder whose layers all attend to everything before them.
+    """A decoder whose layers are alike and attend to everything before them.
 
     Attributes:
-        hidden, layers, heads, key_heads, head_width, inner, vocabulary: sizes.
-        inner_matrices: of a layer's MLP, hidden × inner each.
+        hidden, layers, heads, key_heads, head_width, vocabulary: sizes.
+        inner: of a layer's MLP; with experts, of those that a token passes, together.
+        stored_inner: with all experts.
+        inner_matrices: hidden × inner each.
         tied: the lm_head is the embedding.
     """
 
@@ -42,15 +45,18 @@ class ModelShape:
     key_heads: int
     head_width: int
     inner: int
+    stored_inner: int
     inner_matrices: int
     vocabulary: int
     tied: bool
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of one layer's matrices; biases and norms are left out, under a thousandth."""
-        attention = 2 * self.hidden * self.head_width * (self.heads + self.key_heads)
-        return attention + self.inner_matrices * self.hidden * self.inner
+        """Weights of one layer's matrices that a token passes.
+
+        Biases, norms and what chooses experts are left out: under a hundredth.
+        """
+        return self._layer_parameters(self.inner)
 
     @property
     def head_parameters(self) -> int:
@@ -59,7 +65,12 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         ends = 1 if self.tied else 2
-        return self.layers * self.layer_parameters + ends * self.head_parameters
+        of_layer = self._layer_parameters(self.stored_inner)
+        return self.layers * of_layer + ends * self.head_parameters
+
+    def _layer_parameters(self, inner: int) -> int:
+        attention = 2 * self.hidden * self.head_width * (self.heads + self.key_heads)
+        return attention + self.inner_matrices * self.hidden * inner
 
 
 def read_model_shape(path: str | os.PathLike[str]) -> ModelShape:
@@ -88,7 +99,8 @@ def read_model_shape(path: str | os.PathLike[str]) -> ModelShape:
 
 def _shape(config: Mapping[str, Any]) -> ModelShape:
     _refuse_others(config)
-    hidden, layers, heads, inner, vocabulary = (_size(config, name) for name in _REQUIRED)
+    hidden, layers, heads, vocabulary = (_size(config, name) for name in _REQUIRED)
+    inner, stored_inner = _inner(config)
     tied = config.get("tie_word_embeddings", True)
     if not isinstance(tied, bool):
         raise ModelConfigError(f"tie_word_embeddings: expected true or false, got {tied!r}")
@@ -99,6 +111,7 @@ def _shape(config: Mapping[str, Any]) -> ModelShape:
         key_heads=_size(config, "num_key_value_heads", heads),
         head_width=_size(config, "head_dim", hidden // heads),
         inner=inner,
+        stored_inner=stored_inner,
         inner_matrices=2 if config.get("model_type") in _WITHOUT_GATE else 3,
         vocabulary=vocabulary,
         tied=tied,
@@ -116,11 +129,23 @@ def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> i
     return value
 
 
+def _inner(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Of a layer's MLP: what a token passes, and all there is."""
+    experts = next((_size(config, name) for name in _EXPERTS if config.get(name)), 1)
+    if experts == 1:
+        inner = _size(config, "intermediate_size")
+        return inner, inner
+    for name, value in _UNEVEN.items():
+        if config.get(name, value) not in (None, value):
+            raise ModelConfigError(f"{name}={config[name]}: expected layers of equal experts alone")
+    of_expert = "moe_intermediate_size"
+    each = _size(config, of_expert if config.get(of_expert) else "intermediate_size")
+    shared = config.get("shared_expert_intermediate_size") or 0
+    return _size(config, "num_experts_per_tok") * each + shared, experts * each + shared
+
+
 def _refuse_others(config: Mapping[str, Any]) -> None:
     """Models whose layers cost something else."""
-    for name in _EXPERTS:
-        if (config.get(name) or 1) > 1:
-            raise ModelConfigError(f"{name}={config[name]}: expected a model without experts")
     if config.get("kv_lora_rank"):
         raise ModelConfigError("kv_lora_rank: expected a model without latent attention")
     kinds = config.get("layer_types")
