@@ -184,7 +184,7 @@ def test_the_end_of_a_prompt_that_history_leaves_out() -> None:
     found = analyze(read_traces([DATA / "swe_nothink.jsonl.gz"]))
     (each,) = found.breaks
     assert (each.kind, each.calls, each.at_prompt_end) == ("new_conversation", 208, 208)
-    assert "Of most (208), only the end of the first prompt" in advice(found)
+    assert "In most cases (208), only the end of the first prompt" in advice(found)
 
 
 def test_a_tokenizer_tells_what_was_tokenised_anew() -> None:
@@ -227,6 +227,16 @@ def test_advice_on_limits(given: dict[str, int], told: str) -> None:
     assert "max_response_length=62" in advice(found)
     assert analyzed([plain], **fitting).layouts["trajectory"].lost == 0
     assert analyzed([plain], **{**fitting, "max_response_length": 61}).layouts["trajectory"].lost
+
+
+def test_advice_on_the_limit_of_both() -> None:
+    prompt, answer = list(range(1, 41)), list(range(100, 160))
+    native = [to_native(rollout((prompt, answer), ([*prompt, *answer, 8], [91])))]
+    cut = {"trajectory": Limits(max_total_length=60)}
+    found = analyze(Traces("here", native, limits({}) | cut))
+    assert found.layouts["trajectory"].lost == 41
+    fitting = "max_prompt_length=40, max_response_length=62 and max_total_length=102"
+    assert f"nothing is lost with {fitting}." in advice(found)
 
 
 def test_advice_on_trees() -> None:

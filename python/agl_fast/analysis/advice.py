@@ -12,21 +12,21 @@ WORTH = 1.2
 
 _CURES = {
     "history_rewritten": (
-        "their history is rewritten: a chat template that leaves reasoning out of earlier turns "
+        "the history is rewritten: a chat template that leaves reasoning out of earlier turns "
         "does that, or an agent that edits what it sends back. An agent that sends its history as "
         "it was sampled, with a template that keeps it, merges at level trajectory already"
     ),
     "prompt_end": (
-        "only the end of the first prompt is not in their history: what the chat template puts "
+        "only the end of the first prompt is not in the history: what the chat template puts "
         "before an answer, such as an empty think block, it leaves out behind it. A template that "
         "does neither, or both, merges at level trajectory already"
     ),
     "retokenised": (
-        "their history is tokenised anew, to other ids for the same text. An agent that sends "
+        "the history is tokenised anew, to other ids for the same text. An agent that sends "
         "token ids back instead of text keeps them"
     ),
     "shortened": (
-        "their history is shortened: the agent takes back turns at its end. Context that is only "
+        "the history is shortened: the agent takes back turns at its end. Context that is only "
         "added to merges"
     ),
 }
@@ -72,7 +72,10 @@ def _of_level(analysis: Analysis, best: Level) -> Iterator[str]:
     if best == "trajectory":
         yield f"Train at level trajectory: {merged:.2f}× fewer {unit} than one row a call."
     else:
-        yield f"Level transition is as good as any: level trajectory has {merged:.2f}×."
+        yield (
+            f"Level transition is as good as any: level trajectory takes {merged:.2f}× fewer "
+            f"{unit}."
+        )
     compared = over_merged if best == "trajectory" else trees
     yield f"Level tree gains nothing worth having here: {compared:.2f}× fewer {unit} than that."
 
@@ -99,10 +102,13 @@ def _fitting(analysis: Analysis, level: Level) -> str:
     if level == "tree":
         return f"tree_max_tokens={analysis.longest_call} or more"
     layout = analysis.layouts_without_limits[level]
-    return (
-        f"max_prompt_length={layout.longest_prompt} and "
-        f"max_response_length={layout.longest_response}"
-    )
+    fitting = [
+        f"max_prompt_length={layout.longest_prompt}",
+        f"max_response_length={layout.longest_response}",
+    ]
+    if analysis.limits[level].max_total_length is not None:
+        fitting.append(f"max_total_length={layout.longest_row}")
+    return f"{', '.join(fitting[:-1])} and {fitting[-1]}"
 
 
 def _of_breaks(analysis: Analysis) -> Iterator[str]:
@@ -113,7 +119,7 @@ def _of_breaks(analysis: Analysis) -> Iterator[str]:
     worst = max(calls, key=calls.__getitem__)
     yield (
         f"Of {analysis.calls:,} calls, {sum(calls.values()):,} break the prefix of an earlier one. "
-        f"Of most ({calls[worst]:,}), {_CURES[worst]}."
+        f"In most cases ({calls[worst]:,}), {_CURES[worst]}."
     )
     if worst == "history_rewritten" and not analysis.knows_text:
         yield "With --tokenizer, text that was only tokenised anew is told apart."
