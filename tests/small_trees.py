@@ -1,4 +1,7 @@
-"""Trees of a few calls, built the slow and obvious way."""
+"""Trees of a few calls, built the slow and obvious way.
+
+Not by `build_batch`: what reads its rows must not be tested on a mistake that both share.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class SmallTree:
     call: np.ndarray[Any, Any]
 
 
-def tree_of(calls: Calls, *, merge_samples: bool = False) -> SmallTree:
+def tree_of(calls: Calls) -> SmallTree:
     """A prompt runs through what is there; every sampled token is a token of its own."""
     above = Node(-1, -1)
     for number, (prompt, response) in enumerate(calls):
@@ -37,12 +40,10 @@ def tree_of(calls: Calls, *, merge_samples: bool = False) -> SmallTree:
         for place, token in enumerate([*prompt, *response]):
             is_sampled = place >= len(prompt)
             same = [each for each in node.children if each.token == token]
-            if not same or (is_sampled and not merge_samples):
+            if is_sampled or not same:
                 same = [Node(token, place, number if is_sampled else -1)]
                 node.children += same
             node = same[0]
-            if is_sampled:
-                node.call = number
     nodes = []
     stack = above.children[::-1]
     while stack:

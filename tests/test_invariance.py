@@ -7,18 +7,11 @@ in float32 through verl's FSDP engine; with KL and entropy terms throughout.
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
-from omegaconf import OmegaConf
 
-import engine_workers
 import invariance
 from agl_fast.verl.trainer.estimators import OF_ROLLOUTS
 from invariance import (
@@ -26,9 +19,9 @@ from invariance import (
     OBJECTIVES,
     ONE_RANK,
     TWO_RANKS,
-    Learned,
     difference,
 )
+from invariance_fixtures import fixtures
 from invariance_mutants import MUTANTS, verls_loss
 
 # verl's, torch's and transformers' own.
@@ -39,57 +32,14 @@ IN_FLOAT32 = 1e-6
 FOUND = 1e-4
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("invariance")
-
-
-@pytest.fixture(scope="module")
-def config(folder: Path) -> Any:
-    invariance.tiny_model(folder / "model", 3)
-    invariance.tiny_model(folder / "reference", 4)
-    config = invariance.configured(folder / "model")
-    OmegaConf.save(config, folder / "config.yaml")
-    return config
-
-
-@pytest.fixture(scope="module")
-def two_ranks(folder: Path, config: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Two processes that learn while the tests of one rank run."""
-    script = Path(invariance.__file__).with_name("invariance_ranks.py")
-    with engine_workers.two_ranks(script, folder) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def one_rank(two_ranks: Any) -> Iterator[None]:
-    with engine_workers.one_rank():
-        dist.init_process_group("gloo")
-        yield
+folder, config, two_ranks, one_rank, of_two_ranks, from_calls = fixtures(
+    "invariance_ranks.py", AS_CALLS
+)
 
 
 @pytest.fixture(scope="module")
 def engines(one_rank: None, config: Any, folder: Path) -> invariance.Engines:
     return invariance.Engines(config, folder / "model", folder / "reference")
-
-
-@pytest.fixture(scope="module")
-def of_two_ranks(two_ranks: list[subprocess.Popen[bytes]], folder: Path) -> dict[Any, Learned]:
-    engine_workers.wait_for(two_ranks, folder)
-    learned: dict[Any, Learned] = torch.load(folder / "learned.pt", weights_only=False)
-    return learned
-
-
-@pytest.fixture(scope="module")
-def from_calls(one_rank: None, config: Any) -> Callable[[str, str], Learned]:
-    """What the plain model learns from rows of one call each, by objective."""
-
-    @cache
-    def learned(policy_loss: str, aggregation: str) -> Learned:
-        asked = invariance.ask_for(config, policy_loss, aggregation)
-        return invariance.learned_by_plain_model(AS_CALLS, asked)
-
-    return learned
 
 
 @pytest.mark.parametrize(("policy_loss", "aggregation"), OBJECTIVES)

@@ -6,26 +6,20 @@ history, several roots, and trees that were split.
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable, Iterator
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
-from omegaconf import OmegaConf
 
-import engine_workers
 import invariance
 import plain_tree_actor
 from agl_fast.verl.trainer import step
 from agl_fast.verl.trainer.estimators import OF_ROLLOUTS
 from agl_fast.verl.tree.workers import CpuTreeTrainingWorker
-from invariance import AS_CALLS, OBJECTIVES, Cut, Learned, difference
+from invariance import AS_CALLS, OBJECTIVES, Cut, difference
+from invariance_fixtures import fixtures
 from plain_tree_actor import PlainTreeActor, PlainTreeCritic
-from tree_batches import merged_samples
 
 # verl's, torch's and transformers' own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -45,52 +39,9 @@ THROUGH_ENGINES = (
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tree")
-
-
-@pytest.fixture(scope="module")
-def config(folder: Path) -> Any:
-    invariance.tiny_model(folder / "model", 3)
-    invariance.tiny_model(folder / "reference", 4)
-    config = invariance.configured(folder / "model")
-    OmegaConf.save(config, folder / "config.yaml")
-    return config
-
-
-@pytest.fixture(scope="module")
-def two_ranks(folder: Path, config: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Two processes that learn while the tests of one rank run."""
-    script = Path(invariance.__file__).with_name("tree_invariance_ranks.py")
-    with engine_workers.two_ranks(script, folder) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def one_rank(two_ranks: Any) -> Iterator[None]:
-    with engine_workers.one_rank():
-        dist.init_process_group("gloo")
-        yield
-
-
-@pytest.fixture(scope="module")
-def of_two_ranks(two_ranks: list[subprocess.Popen[bytes]], folder: Path) -> dict[Any, Learned]:
-    engine_workers.wait_for(two_ranks, folder)
-    learned: dict[Any, Learned] = torch.load(folder / "learned.pt", weights_only=False)
-    return learned
-
-
-@pytest.fixture(scope="module")
-def from_calls(one_rank: None, config: Any) -> Callable[[str, str], Learned]:
-    """What the plain model learns from rows of one call each, by objective."""
-
-    @cache
-    def learned(policy_loss: str, aggregation: str) -> Learned:
-        asked = invariance.ask_for(config, policy_loss, aggregation)
-        return invariance.learned_by_plain_model(CALLS, asked)
-
-    return learned
+folder, config, two_ranks, one_rank, of_two_ranks, from_calls = fixtures(
+    "tree_invariance_ranks.py", CALLS
+)
 
 
 def test_the_calls_make_every_kind_of_branch():
@@ -151,12 +102,12 @@ def test_a_mutant_is_found(from_calls, config, name):
 
 
 def test_merged_samples_are_found(from_calls, config, monkeypatch):
-    build = invariance.cut_into_rows
-    monkeypatch.setattr(
-        invariance,
-        "cut_into_rows",
-        lambda cut: merged_samples(build(cut), invariance.branched_rollouts()),
-    )
+    """Of calls that sampled the same from the same prompt, the tree holds one."""
+    merged = [
+        replace(rollout, calls=[*{repr(call): call for call in rollout.calls}.values()])
+        for rollout in invariance.branched_rollouts()
+    ]
+    monkeypatch.setattr(invariance, "branched_rollouts", lambda: merged)
     asked = invariance.ask_for(config, "vanilla", "token-mean")
     found = invariance.learned_by_plain_model(TREES[0], asked, actor_cls=PlainTreeActor)
     expected = from_calls("vanilla", "token-mean")
