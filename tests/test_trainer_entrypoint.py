@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import functools
-import itertools
 import logging
 import os
 import signal
@@ -30,7 +30,6 @@ with warnings.catch_warnings():
 
 from agl_fast.verl.interrupts import Interrupts, interruptible
 from agl_fast.verl.leftovers import RUN_VARIABLE, shared_memory_segments
-from agl_fast.verl.trainer import watch
 
 
 async def called_in_a_loop(function: Any) -> Any:
@@ -220,30 +219,86 @@ def test_a_placement_that_does_not_come_names_what_is_missing(monkeypatch):
     placements()
 
 
-def test_a_cluster_with_one_cpu_is_said_at_once_and_waits_no_longer_than_it_may(
-    monkeypatch, caplog
-):
-    """verl reserves three CPUs a GPU, and would wait for ever, without a word."""
-    waits = {"state": "PENDING", "bundles": {0: {"CPU": 3.0, "GPU": 1.0}}}
-    tables = itertools.chain([{}], itertools.repeat({"ours": waits}))
+class PlacementGroup:
+    """As Ray's: there once the cluster has room for it."""
+
+    made: list[PlacementGroup]
+    removed: list[PlacementGroup]
+    free: dict[str, float]
+
+    def __init__(self, bundles: list[dict[str, float]], *, strategy: str) -> None:
+        assert strategy == "STRICT_PACK"
+        self.bundle_specs = bundles
+        self.made.append(self)
+
+    def wait(self, seconds: float) -> bool:
+        total: collections.Counter[str] = collections.Counter()
+        for bundle in self.bundle_specs:
+            total.update(bundle)
+        if all(self.free[name] >= amount for name, amount in total.items()):
+            return True
+        time.sleep(seconds)
+        return False
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> type[PlacementGroup]:
+    """A cluster that is there, joined."""
+
+    class Group(PlacementGroup):
+        made: list[PlacementGroup] = []  # noqa: RUF012
+        removed: list[PlacementGroup] = []  # noqa: RUF012
+        free = {"CPU": 1.0, "GPU": 1.0}  # noqa: RUF012
+
     ray = ray_cluster.ray
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **_: None)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1.0, "GPU": 1.0})
-    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 1.0, "GPU": 1.0})
-    monkeypatch.setattr(ray_cluster, "placement_group_table", lambda: next(tables))
-    monkeypatch.setattr(ray_cluster, "PLACEMENT_SECONDS", 0.2)
-    monkeypatch.setattr(watch, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 16.0, "GPU": 1.0})
+    monkeypatch.setattr(ray, "available_resources", lambda: Group.free)
+    monkeypatch.setattr(ray_cluster, "placement_group", Group)
+    monkeypatch.setattr(ray_cluster, "remove_placement_group", Group.removed.append)
+    monkeypatch.setattr(ray_cluster, "ROOM_SECONDS", 0.2)
+    monkeypatch.setattr(ray_cluster, "ROOM_CHECK_SECONDS", 0.05)
+    return Group
+
+
+def joined(*, n_gpus: int = 1) -> Any:
     settings = config(address="10.0.0.1:6379")
-    settings.trainer = {"nnodes": 1, "n_gpus_per_node": 1}
-    with (
-        pytest.raises(RuntimeError, match=r"starting.*missing is CPU: 3 wanted, 1 free of 1$"),
-        ray_cluster.ray_cluster(settings, Path("/short"), Interrupts()),
-        watch.watched("starting the workers", 30, ray_cluster.Placements()),
-    ):
-        time.sleep(30)
-    assert "has 1 logical CPUs, and the run needs 4" in caplog.text
+    settings.trainer = {"nnodes": 1, "n_gpus_per_node": n_gpus}
+    return ray_cluster.ray_cluster(settings, Path("/short"), Interrupts())
+
+
+@pytest.mark.parametrize("n_cpus", [1, 3])
+def test_a_cluster_without_room_is_said_at_once_and_ends_the_run_soon(cluster, caplog, n_cpus):
+    """verl would wait for three CPUs a GPU, or with them, for the CPU of its server."""
+    cluster.free["CPU"] = float(n_cpus)
+    with pytest.raises(RuntimeError) as raised, joined():
+        raise AssertionError("nothing starts")
+    for said in (str(raised.value), caplog.text):
+        assert "the run needs CPU: 4, GPU: 1" in said
+        assert f"missing is CPU: 4 wanted, {n_cpus} free of 16" in said
+    assert len(caplog.records) == 1
+    assert cluster.removed == cluster.made
+
+
+def test_a_cluster_that_grows_or_becomes_free_is_waited_for(cluster, monkeypatch, caplog):
+    monkeypatch.setattr(ray_cluster, "ROOM_SECONDS", 60.0)
+    grows = threading.Timer(0.2, cluster.free.update, [{"CPU": 4.0}])
+    grows.start()
+    with joined():
+        assert cluster.removed == cluster.made
+    grows.join()
+    assert len(cluster.made) == 1
+    assert "the run waits 60 s" in caplog.text
+
+
+def test_room_for_every_gpu_of_a_node_and_a_server(cluster):
+    cluster.free.update(CPU=7.0, GPU=2.0)
+    with joined(n_gpus=2):
+        (group,) = cluster.made
+    gpu = {"CPU": 3.0, "GPU": 1.0}
+    assert group.bundle_specs == [gpu, gpu, {"CPU": 1.0}]
 
 
 def test_the_first_of_two_runs_to_end_leaves_what_is_the_other_s(monkeypatch):

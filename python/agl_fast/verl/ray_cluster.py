@@ -14,7 +14,12 @@ from typing import Any
 import psutil
 import ray
 from omegaconf import OmegaConf
-from ray.util.placement_group import placement_group_table
+from ray.util.placement_group import (
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from verl.plugin.platform import get_platform
 from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
 from agl_fast.verl.interrupts import Interrupts
@@ -24,6 +29,8 @@ from agl_fast.verl.trainer.watch import watched
 logger = logging.getLogger(__name__)
 
 START_ATTEMPTS = 3
+ROOM_SECONDS = 60.0
+ROOM_CHECK_SECONDS = 2.0
 PLACEMENT_SECONDS = 120.0
 LEAVE_SECONDS = 120.0
 LOST_GRACE_SECONDS = 1.0
@@ -44,13 +51,13 @@ def check_cpus(config: Any) -> None:
     if wanted is not None and wanted < least and _address(config) == "local":
         raise ValueError(
             f"ray_kwargs.ray_init.num_cpus={wanted}: expected at least {least}, as verl reserves "
-            f"{_CPUS_OF_A_GPU} for each of trainer.nnodes × trainer.n_gpus_per_node GPUs; Ray only "
-            "counts them, the machine may have fewer"
+            f"{_CPUS_OF_A_GPU} for each of trainer.nnodes × trainer.n_gpus_per_node GPUs, and a "
+            "server on each node needs one; Ray only counts them, the machine may have fewer"
         )
 
 
 def _least_cpus(config: Any) -> int:
-    return int(_CPUS_OF_A_GPU * config.trainer.n_gpus_per_node * config.trainer.nnodes + 1)
+    return int((_CPUS_OF_A_GPU * config.trainer.n_gpus_per_node + 1) * config.trainer.nnodes)
 
 
 class Daemons:
@@ -84,12 +91,16 @@ def ray_cluster(config: Any, folder: Path, interrupts: Interrupts) -> Iterator[D
 
     A cluster that is there (`ray_kwargs.ray_init.address`, or RAY_ADDRESS) is used, and stays.
 
+    Raises:
+        RuntimeError: the cluster has no room for the run; the message says what is missing.
+
     Args:
         config: the whole configuration, resolved.
         folder: for the files of a cluster that is started here; a short path.
         interrupts: a SIGTERM ends a cluster of the run's own without Ray.
     """
     if ray.is_initialized():
+        _require_room(config)
         yield Daemons([], interrupts)
         return
     is_own = _address(config) == "local"
@@ -97,8 +108,7 @@ def ray_cluster(config: Any, folder: Path, interrupts: Interrupts) -> Iterator[D
     interrupts.listen()  # ray.init has taken SIGTERM
     daemons = Daemons(_daemon_processes() if is_own else [], interrupts)
     try:
-        if not is_own:
-            _say_what_is_missing(config)
+        _require_room(config)
         yield daemons
     finally:
         if daemons.is_lost():
@@ -118,21 +128,54 @@ def _daemon_processes() -> list[psutil.Process]:
     return [child for child in children if child.name() in ("gcs_server", "raylet")]
 
 
-def _say_what_is_missing(config: Any) -> None:
-    """A cluster that is there may grow: its actors wait, and `Placements` ends the wait."""
-    least, there = _least_cpus(config), ray.cluster_resources().get("CPU", 0)
-    if there < least:
-        logger.warning(
-            "The Ray cluster at %s has %g logical CPUs, and the run needs %d (%d for each of "
-            "trainer.nnodes × trainer.n_gpus_per_node GPUs, and one): unless nodes join, it ends "
-            "without a place within %g s. Start the cluster with `ray start --num-cpus`, or leave "
-            "ray_kwargs.ray_init.address and RAY_ADDRESS unset for a cluster of the run's own.",
-            _address(config),
-            there,
-            least,
-            _CPUS_OF_A_GPU,
-            PLACEMENT_SECONDS,
-        )
+def _require_room(config: Any) -> None:
+    """Raise RuntimeError where the cluster has no room for the run, and does not grow in time.
+
+    verl reserves what its workers need, and places a server beside them afterwards, which would
+    wait for a CPU without a word. Here all of it is reserved at once, and given back.
+    """
+    groups = [
+        placement_group(_bundles_of_a_node(config), strategy="STRICT_PACK")
+        for _ in range(config.trainer.nnodes)
+    ]
+    wanted = sum((Counter(bundle) for group in groups for bundle in group.bundle_specs), Counter())
+    deadline = time.monotonic() + ROOM_SECONDS
+    is_said = False
+    try:
+        for group in groups:
+            while not group.wait(ROOM_CHECK_SECONDS):
+                what = (
+                    f"the run needs {_shown(wanted)} (for each of trainer.nnodes="
+                    f"{config.trainer.nnodes} nodes, {_CPUS_OF_A_GPU} logical CPUs for each of "
+                    f"trainer.n_gpus_per_node={config.trainer.n_gpus_per_node} GPUs, and one for "
+                    f"a server): {_missing(wanted)}"
+                )
+                if time.monotonic() > deadline:
+                    raise RuntimeError(
+                        f"the Ray cluster has had no room for {ROOM_SECONDS:g} s; {what}. Start "
+                        "it with `ray start --num-cpus`, set ray_kwargs.ray_init.num_cpus, or "
+                        "leave ray_kwargs.ray_init.address and RAY_ADDRESS unset for a cluster of "
+                        "the run's own"
+                    )
+                if not is_said:
+                    is_said = True
+                    logger.warning(
+                        "The Ray cluster has no room yet, and the run waits %g s for it; %s",
+                        ROOM_SECONDS,
+                        what,
+                    )
+    finally:
+        for group in groups:
+            remove_placement_group(group)
+
+
+def _bundles_of_a_node(config: Any) -> list[dict[str, float]]:
+    of_gpu = {get_platform().ray_resource_name(): 1.0, "CPU": float(_CPUS_OF_A_GPU)}
+    return [*[of_gpu] * config.trainer.n_gpus_per_node, {"CPU": 1.0}]
+
+
+def _shown(resources: Counter[str]) -> str:
+    return ", ".join(f"{name}: {amount:g}" for name, amount in sorted(resources.items()))
 
 
 def _start(options: dict[str, Any]) -> None:
