@@ -59,8 +59,10 @@ def test_nothing_added_is_an_error() -> None:
 def test_an_empty_batch_is_over() -> None:
     builder = agl_fast.BatchBuilder(**OPTIONS)
     builder.add(agl_fast.Rollout("empty", "d0", [], 1.0))
-    with pytest.raises(agl_fast.EmptyBatchError):
+    with pytest.raises(agl_fast.EmptyBatchError) as caught:
         builder.finish()
+    assert caught.value.metrics["training/reward"] == caught.value.metrics["training/n_groups"] == 1
+    assert caught.value.metrics["training/n_calls"] == 0
     builder.add(one_call())
     assert builder.finish().columns["rollout_id_list"].tolist() == ["r0"]
 
@@ -152,12 +154,14 @@ def test_bad_triplets(bad: Any, error: Any, named: str) -> None:
 
 
 def test_empty_batch_error_crosses_processes() -> None:
-    error = agl_fast.EmptyBatchError("no row", agl_fast.Accounting(sampled=2, truncated=2))
+    lost = agl_fast.Accounting(sampled=2, truncated=2)
+    error = agl_fast.EmptyBatchError("no row", lost, {"training/reward": 0.5})
 
     copied = pickle.loads(pickle.dumps(error))
 
     assert type(copied) is agl_fast.EmptyBatchError
     assert (str(copied), copied.accounting) == (str(error), error.accounting)
+    assert copied.metrics == {"training/reward": 0.5}
 
 
 class FreshLists:

@@ -91,8 +91,11 @@ def test_step_after_an_empty_one():
         return 1.0
 
     with daemon_bench(failed_rollouts="zero", train_rollout_n=1) as bench:
-        with pytest.raises(agl_fast.EmptyBatchError):
+        with pytest.raises(agl_fast.EmptyBatchError) as caught:
             bench.train(fails_first, 1)
+        counted = caught.value.metrics
+        assert counted["training/tokens/dropped/excluded"] == counted["training/tokens/sampled"] > 0
+        assert (counted["training/n_rollouts"], counted["training/reward"]) == (1, 1.0)
         rows, _ = bench.train(fails_first, 2)
     assert len(rows) == 1
 
@@ -117,6 +120,7 @@ def test_overdue_rollouts_are_cancelled(monkeypatch, caplog):
     assert sorted(rollout.status for rollout in rollouts) == ["cancelled", "succeeded"]
     assert len(rows) == 1
     assert metrics["training/failed_rollouts/deadline"] == 1
+    assert metrics["training/skipped_tokens/failed"] == metrics["training/tokens/trained"] > 0
     assert "no rollout has begun or ended; 1 run, 0 wait for a runner" in caplog.text
 
 

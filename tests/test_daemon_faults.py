@@ -61,6 +61,13 @@ def test_all_rollouts_fail_and_the_next_step_is_whole():
         with pytest.raises(agl_fast.EmptyBatchError) as caught:
             bench.train(fails, 2)
         assert f"'training/skipped_tokens/failed': {4 * len(HELLO)}" in str(caught.value)
+        counted = caught.value.metrics
+        assert (
+            counted["training/failed_rollouts"] == counted["training/failed_rollouts/failed"] == 4
+        )
+        assert counted["training/skipped_tokens"] == 4 * len(HELLO)
+        assert counted["training/n_rollouts"] == 0
+        assert "training/reward" not in counted
         rows, metrics = bench.train(works, 2)
     assert len(rows) == 4
     assert metrics["training/failed_rollouts"] == metrics["training/skipped_tokens"] == 0

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import verl_trainer_imports  # noqa: F401
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # litellm's
+    from verl import DataProto
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+
     from agl_fast.verl.config import compose
     from agl_fast.verl.daemon import AgentModeDaemon
     from agl_fast.verl.trainer import AgentLightningTrainer
@@ -114,6 +120,30 @@ def test_tokens_lost_to_limits_are_a_warning_with_what_would_fit(logged, caplog)
     loop.fit()
     assert "Limits took 20.0% of the tokens" in caplog.text
     assert "data.max_response_length=77" in caplog.text
+
+
+def test_trained_rows_are_written_down_as_text(logged, tmp_path):
+    """Into trainer.rollout_data_dir, by verl, on a thread of its own."""
+    loop = Loop()
+    loop.global_steps = 2
+    loop._dump_executor, loop._dump_futures = ThreadPoolExecutor(1), []
+    loop.tokenizer = SimpleNamespace(
+        batch_decode=lambda ids, skip_special_tokens: [str(row.tolist()) for row in ids]
+    )
+    tensors = {
+        "prompts": torch.tensor([[1, 2], [3, 4]]),
+        "responses": torch.tensor([[5], [6]]),
+        "token_level_scores": torch.tensor([[0.5], [1.0]]),
+    }
+    columns = {
+        "data_id_list": np.array(["d", "d"], dtype=object),
+        "rollout_id_list": np.array(["r0", "r1"], dtype=object),
+    }
+    loop._dump_rows(DataProto.from_dict(tensors, columns), str(tmp_path))
+    RayPPOTrainer._shutdown_dump_executor(loop)
+    first, second = map(json.loads, (tmp_path / "2.jsonl").read_text().splitlines())
+    assert (first["input"], first["output"], first["score"]) == ("[1, 2]", "[5]", 0.5)
+    assert (second["rollout_id_list"], second["data_id_list"]) == ("r1", "d")
 
 
 def test_the_daemon_is_made_as_the_configuration_says():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,41 @@ def test_a_step_of_which_every_token_is_rejected_updates_nothing(make_actor, mod
     assert taken.metrics["training/n_mini_batches"] == 0
     assert not taken.rows.batch["response_mask"].any()
     assert "algorithm.rollout_correction rejects every token" in str(taken.empty)
+
+
+def test_the_actor_stays_as_it_is_while_the_critic_warms_up(make_actor, model):
+    workers = make_actor(config := configured(model))
+    gradients = recorded_gradients(workers)
+    batch = batch_of("trajectory")
+    told = {"n_rollouts": len(batch.rollouts), "global_step": 1}
+    taken = ppo_step(batch, workers, config, update_actor=False, **told)
+    assert not gradients
+    assert "advantages" in taken.rows.batch
+    assert taken.empty is None
+
+
+def test_the_reference_of_a_lora_actor_is_its_base(make_actor, model):
+    from agl_fast.verl.trainer.workers import Rows, policy_log_probs, reference_log_probs
+
+    batch = batch_of("trajectory")
+    rows = Rows(batch.tensors, {"temperature": engine_workers.TEMPERATURE})
+    mask = batch.tensors["response_mask"].bool()
+    plain, _ = policy_log_probs(rows, make_actor(config := configured(model)), config)
+
+    config.actor_rollout_ref.model.lora_rank = 2
+    workers = replace(make_actor(config), reference_is_base_of_actor=True)
+    adapters = [
+        weight
+        for name, weight in workers.actor.worker.engine.module.named_parameters()
+        if "lora_B" in name
+    ]
+    with torch.no_grad():
+        for weight in adapters:
+            weight.fill_(0.5)
+    adapted, _ = policy_log_probs(rows, workers, config)
+    reference = reference_log_probs(rows, workers, config)["ref_log_prob"]
+    torch.testing.assert_close(reference[mask], plain["old_log_probs"][mask])
+    assert (adapted["old_log_probs"] - reference)[mask].abs().max() > 0.01
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 3])
