@@ -15,11 +15,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 import agl_fast
 from agl_fast.verl.tree import attention
 from agl_fast.verl.tree.flex import ancestor_blocks, flex_tree_attention
-from agl_fast.verl.tree.inputs import TreeInputs
 from agl_fast.verl.tree.links import link
-from agl_fast.verl.tree.scores import LOG_PROB, Asked, TokenScores
+from agl_fast.verl.tree.scores import TokenScores
 from agl_fast.verl.tree.segments import segment_attention
-from benchmarks.tree_update import build, micro_batch, weights_of
+from benchmarks.tree_update import build, in_order_of_calls, log_probs, weights_of
 
 N_VOCABULARY = 151_936
 IN_FLOAT32 = 2e-3  # TF32 is off; flex sums in another order
@@ -81,18 +80,6 @@ def model_of(device: str, *, trees: bool, n_layers: int = 8) -> Any:
     return model
 
 
-def log_probs(model: Any, scores: TokenScores, batch: agl_fast.Batch, row: int) -> torch.Tensor:
-    """(N,) of a row's trained tokens; a plain row is a tree without branches."""
-    device = next(model.parameters()).device
-    inputs = TreeInputs.of(micro_batch(batch, row).to(device))
-    scores.asked = Asked(inputs.tokens, None, entropy=False, sum_pi_squared=False)
-    told = {"tree": inputs.tree} if model.config._attn_implementation == attention.NAME else {}
-    found: torch.Tensor = model(
-        inputs.ids, position_ids=inputs.depths, logits_to_keep=inputs.parents, **told
-    ).logits[0, :, LOG_PROB]
-    return found
-
-
 def gradient_seconds(model: Any, batch: agl_fast.Batch) -> tuple[float, float, torch.Tensor]:
     """Seconds and GiB of a gradient of all rows, and the log-probs of each."""
     scores = TokenScores(model.lm_head, N_VOCABULARY)
@@ -110,11 +97,6 @@ def gradient_seconds(model: Any, batch: agl_fast.Batch) -> tuple[float, float, t
     seconds = time.perf_counter() - start
     model.zero_grad()
     return seconds, torch.cuda.max_memory_allocated() / 2**30, torch.cat(found)
-
-
-def in_order_of_calls(batch: agl_fast.Batch, values: torch.Tensor) -> torch.Tensor:
-    calls = batch.tensors["call_index"][batch.tensors["response_mask"].bool()]
-    return values[torch.argsort(calls, stable=True)]
 
 
 def main() -> None:

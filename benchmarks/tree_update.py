@@ -62,6 +62,7 @@ def build(rollouts: list[agl_fast.Rollout], level: Any) -> agl_fast.Batch:
         pad_token_id=0,
         trim=True,
         call_index=True,
+        tree_max_tokens=NO_LIMIT,
     )
 
 
@@ -145,6 +146,23 @@ def micro_batch(batch: agl_fast.Batch, row: int) -> Any:
     return left_right_2_no_padding(tu.get_tensordict(tensors, {}))
 
 
+def log_probs(model: Any, scores: TokenScores, batch: agl_fast.Batch, row: int) -> torch.Tensor:
+    """(N,) of a row's trained tokens; a plain row is a tree without branches."""
+    device = next(model.parameters()).device
+    inputs = TreeInputs.of(micro_batch(batch, row).to(device))
+    scores.asked = Asked(inputs.tokens, None, entropy=False, sum_pi_squared=False)
+    told = {"tree": inputs.tree} if model.config._attn_implementation != "sdpa" else {}
+    found: torch.Tensor = model(
+        inputs.ids, position_ids=inputs.depths, logits_to_keep=inputs.parents, **told
+    ).logits[0, :, LOG_PROB]
+    return found
+
+
+def in_order_of_calls(batch: agl_fast.Batch, values: torch.Tensor) -> torch.Tensor:
+    calls = batch.tensors["call_index"][batch.tensors["response_mask"].bool()]
+    return values[torch.argsort(calls, stable=True)]
+
+
 def of_trees(model: Any, batch: agl_fast.Batch) -> Callable[[], Any]:
     """Tree by tree, as the engine takes them."""
     scores = TokenScores(model.lm_head, model.config.vocab_size)
@@ -152,15 +170,8 @@ def of_trees(model: Any, batch: agl_fast.Batch) -> Callable[[], Any]:
 
     def losses() -> Any:
         for row in range(len(batch)):
-            inputs = TreeInputs.of(micro_batch(batch, row))
-            scores.asked = Asked(inputs.tokens, None, entropy=False, sum_pi_squared=False)
-            found = model(
-                inputs.ids,
-                position_ids=inputs.depths,
-                tree=inputs.tree,
-                logits_to_keep=inputs.parents,
-            ).logits[0, :, LOG_PROB]
-            yield (found * weights[row, batch.tensors["response_mask"][row].bool()]).sum()
+            trained = batch.tensors["response_mask"][row].bool()
+            yield (log_probs(model, scores, batch, row) * weights[row, trained]).sum()
 
     return losses
 

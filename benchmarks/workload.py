@@ -57,6 +57,7 @@ class Size:
     rollouts_of_updates: int
     calls_of_updates: int
     layers_of_updates: int
+    calls_of_growth: tuple[int, ...]
 
 
 FULL = Size(
@@ -75,6 +76,7 @@ FULL = Size(
     rollouts_of_updates=1,
     calls_of_updates=1000,
     layers_of_updates=4,
+    calls_of_growth=(8, 16, 32),
 )
 TINY = Size(
     padded_lists=5,
@@ -92,6 +94,7 @@ TINY = Size(
     rollouts_of_updates=1,
     calls_of_updates=2,
     layers_of_updates=1,
+    calls_of_growth=(1, 2),
 )
 
 

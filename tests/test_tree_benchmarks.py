@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from agl_fast.verl.tree.scores import TokenScores
-from benchmarks import gpu_tree, tree_update
+from benchmarks import gpu_tree, tree_growth, tree_update
 from benchmarks.workload import TINY, answers_of
 
 # verl's, torch's and transformers' own.
@@ -16,6 +16,14 @@ def test_every_competitor_finds_the_same_gradient(name):
     prepared = tree_update.prepare(name, TINY)
     answers = answers_of(prepared)
     assert {row.baseline for row in tree_update.ROWS[name]} <= answers.keys()
+
+
+def test_trees_of_all_lengths_find_the_same_log_probs():
+    prepared = tree_growth.prepare(TINY)
+    costs = {name: [cost] for name, cost in answers_of(prepared).items()}
+    for (cost,) in costs.values():
+        assert 0 < cost.seconds_of_attention < cost.seconds
+    assert len(tree_growth.lines_of(costs)) == len(TINY.calls_of_growth) - 1
 
 
 def test_the_script_for_gpus_compares_the_same_tokens(monkeypatch):
