@@ -293,6 +293,22 @@ def test_a_cluster_that_grows_or_becomes_free_is_waited_for(cluster, monkeypatch
     assert "the run waits 60 s" in caplog.text
 
 
+def test_what_was_reserved_is_free_again_when_the_run_starts(cluster, monkeypatch):
+    """verl asks at once, and Ray takes its time."""
+    seen: list[dict[str, float]] = []
+    cluster.free.update(CPU=4.0)
+
+    def available() -> dict[str, float]:
+        seen.append({"CPU": 4.0} | ({"GPU": 1.0} if len(seen) >= 2 else {}))
+        return seen[-1]
+
+    monkeypatch.setattr(ray_cluster.ray, "available_resources", available)
+    with joined():
+        assert cluster.removed == cluster.made
+        assert seen[-1] == {"CPU": 4.0, "GPU": 1.0}
+    assert len(seen) == 3
+
+
 def test_room_for_every_gpu_of_a_node_and_a_server(cluster):
     cluster.free.update(CPU=7.0, GPU=2.0)
     with joined(n_gpus=2):

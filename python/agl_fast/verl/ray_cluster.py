@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 START_ATTEMPTS = 3
 ROOM_SECONDS = 60.0
 ROOM_CHECK_SECONDS = 2.0
+GIVEN_BACK_SECONDS = 30.0
+GIVEN_BACK_CHECK_SECONDS = 0.1
 PLACEMENT_SECONDS = 120.0
 LEAVE_SECONDS = 120.0
 LOST_GRACE_SECONDS = 1.0
@@ -167,6 +169,17 @@ def _require_room(config: Any) -> None:
     finally:
         for group in groups:
             remove_placement_group(group)
+    _wait_until_free(wanted)
+
+
+def _wait_until_free(wanted: Counter[str]) -> None:
+    """Ray counts what a group had a little after its removal, and verl asks what is free."""
+    deadline = time.monotonic() + GIVEN_BACK_SECONDS
+    while time.monotonic() < deadline:
+        free = ray.available_resources()
+        if all(free.get(name, 0) >= amount for name, amount in wanted.items()):
+            return
+        time.sleep(GIVEN_BACK_CHECK_SECONDS)
 
 
 def _bundles_of_a_node(config: Any) -> list[dict[str, float]]:
