@@ -74,6 +74,7 @@ def test_what_limits_take_is_told(fake):
 def test_a_server_without_token_ids(fake):
     fake.respond = lambda _: Answer(without=frozenset({"token_ids", "prompt_token_ids"}))
     found = agl_fast.dry_run(converse, TASKS[:1], fake.url, model="policy")
+    assert found.metrics["training/rollouts_without_calls"] == len(found.rollouts)
     assert found.batch is None
     assert [each.status for each in found.rollouts] == ["failed"]
     assert "no rows: no rollout left a call" in str(found)

@@ -219,9 +219,8 @@ class _DryRunAlgorithm(agentlightning.Algorithm):
             try:
                 _, self.metrics = daemon.get_train_data_batch(*widths, "cpu", 1)
                 self.batch = daemon.last_batch
-            except agl_fast.EmptyBatchError:
-                counts = self._proxy.recorder.counts
-                self.metrics = {f"training/proxy/{name}": n for name, n in counts.items()}
+            except agl_fast.EmptyBatchError as empty:
+                self.metrics = empty.metrics
         finally:
             daemon.stop()
 
