@@ -275,6 +275,21 @@ def test_limits_of_a_header() -> None:
     assert limits_of("trajectory", of_tree, None) == Limits()
 
 
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({"rows": 5}, "rows: expected an object in the recording's header, got 5"),
+        ({"settings": {"data": [1]}}, "data: expected an object"),
+        ({"rows": {"level": "transition", "max_prompt_length": "5"}}, "max_prompt_length must be"),
+        ({"rows": {"truncated_rollouts": "drop"}}, "truncated_rollouts must be one of"),
+    ],
+)
+def test_a_header_of_another_kind(tmp_path: Path, about: dict[str, Any], message: str) -> None:
+    path = recorded(tmp_path / "a.jsonl", about, rollout(([1, 2], [3, 4])))
+    with pytest.raises((TypeError, ValueError), match=message):
+        analyze(read_traces([path]))
+
+
 def recorded(path: Path, about: dict[str, Any], *rollouts: PlainRollout) -> Path:
     with RecordingWriter(path, about) as writer:
         writer.write_many(to_native(each) for each in rollouts)

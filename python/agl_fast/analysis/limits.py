@@ -46,6 +46,9 @@ def limits_of(
         about: a recording's header (docs/recording.md). The options of rows are those of the run's
             own level; another level's limits are known where the run's settings name them.
         given: instead, by name, of any level; None: not given.
+
+    Raises:
+        TypeError: a group of the header is no object.
     """
     names = _OF_TREES if level == "tree" else _OF_ROWS
     known = {name: value for name, value in (given or {}).items() if name in names}
@@ -54,21 +57,29 @@ def limits_of(
 
 
 def _recorded(about: Mapping[str, Any], level: Level) -> dict[str, Any]:
-    rows = about.get("rows") or {}
+    rows = _group(about, "rows")
     if level == "tree":
         return _without_none({name: rows.get(name) for name in _OF_TREES})
     found = {name: rows.get(name) for name in ("overlong_prompt", "truncated_rollouts")}
     if rows.get("level") == level:
         found |= {name: rows.get(name) for name in _OF_ROWS}
     else:
-        settings = about.get("settings") or {}
+        settings = _group(about, "settings")
         if level == "transition":
-            group, prefix = settings.get("data") or {}, ""
+            group, prefix = _group(settings, "data"), ""
         else:
-            ours = settings.get("agentlightning") or {}
-            group, prefix = ours.get("trace_aggregator") or {}, "trajectory_"
+            group, prefix = _group(settings, "agentlightning", "trace_aggregator"), "trajectory_"
         found |= {name: group.get(f"{prefix}{name}") for name in _OF_ROWS}
     return _without_none(found)
+
+
+def _group(parent: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    for name in names:
+        group = parent.get(name)
+        if not isinstance(group, Mapping | None):
+            raise TypeError(f"{name}: expected an object in the recording's header, got {group!r}")
+        parent = group or {}
+    return parent
 
 
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,6 +42,7 @@ def read_traces(
         OSError: a file cannot be read.
         RecordingError: something in it is wrong, or it has no rollouts.
         ValueError: the headers of the files have different limits, and none is given.
+        TypeError: a header says something else than limits.
     """
     recordings = [read_recording(path) for path in paths]
     limits = {level: _limits(recordings, level, given) for level in LEVELS}
