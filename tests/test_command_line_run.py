@@ -212,5 +212,5 @@ def test_a_replay_takes_the_step_of_the_run(run):
     found = replay(path, model=run.folder / "model").metrics
     for name in ("actor/pg_loss", "actor/grad_norm", "actor/entropy", "actor/ppo_kl"):
         assert math.isfinite(logged[name])
-        assert found[name] == pytest.approx(logged[name], rel=1e-3, abs=1e-5), name
+        assert found[name] == pytest.approx(logged[name], rel=1e-4, abs=1e-6), name
     assert found["training/n_mini_batches"] == logged["training/n_mini_batches"] == 2
