@@ -6,7 +6,6 @@ With the environment variables MODEL=name-or-folder and DEVICE=cuda: that model,
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 import time
@@ -15,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agl_fast.quickstart.__main__ import CPU_ENVIRONMENT, ENVIRONMENT
 from agl_fast.quickstart.console import Console
+from agl_fast.quickstart.environment import model_and_device, set_environment
 from examples.lessons import Lesson
 
 MODEL_SECONDS = 600.0
@@ -53,16 +52,11 @@ def main(example: Example) -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="of run directories")
     parser.add_argument("--verbose", action="store_true", help="show what verl, Ray and vLLM print")
     options = parser.parse_args()
-    model, device = os.environ.get("MODEL"), os.environ.get("DEVICE", "cpu")
-    if device not in ("cpu", "cuda"):
-        parser.error(f"DEVICE={device}: expected cpu or cuda")
-    if device == "cuda" and model is None:
-        parser.error("DEVICE=cuda: expected MODEL=name-or-folder as well")
+    model, device = model_and_device(parser)
 
     run_folder = options.runs.resolve() / f"{example.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     run_folder.mkdir(parents=True)
-    os.environ.update(ENVIRONMENT | (CPU_ENVIRONMENT if device == "cpu" else {}))
-    os.environ["VERL_FILE_LOGGER_PATH"] = str(run_folder / "metrics.jsonl")
+    set_environment(run_folder, device)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     console = Console(run_folder, verbose=options.verbose)
     console.say(f"{example.name}: metrics and logs are in {run_folder}")

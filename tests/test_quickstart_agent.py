@@ -14,7 +14,14 @@ pytest.importorskip("agentlightning", reason="needs the extra [cpu]")
 pytest.importorskip("transformers", reason="needs the extra [cpu]")
 
 from agl_fast.quickstart import boxes
-from agl_fast.quickstart.tiny_model import TURN_END, labelled, make_tokenizer
+from agl_fast.quickstart.tiny_model import (
+    MARKUP,
+    REASONING_MARKUP,
+    TURN_END,
+    labelled,
+    make_tokenizer,
+    up_to_each_answer,
+)
 
 TASK = {"boxes": [12, 34], "number": 56, "data_source": "2_boxes"}
 
@@ -69,6 +76,8 @@ class ScriptedClient:
         ([opening(12), opening(99), opening(34), saying("56")], 1.0),
         ([calling('{"box": 12}', '{"box": 34}'), saying("56")], 1.0),
         ([saying("56")], 1.0),
+        ([opening(12), saying("<think>\nThe number is 56\n</think>\n56")], 1.0),
+        ([opening(12), saying("<think>\nThe number is 56")], 0.0),
         ([opening(12), saying("Perhaps 56")], 0.0),
         ([opening(12), saying("34")], 0.0),
         ([calling("{"), saying("34")], 0.0),
@@ -164,3 +173,45 @@ def test_only_what_the_assistant_writes_is_learned_in_the_warm_up(tokenizer, con
 def test_any_text_survives_the_tokenizer(tokenizer):
     text = "naïve 12 — 日本\n\t{}"
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.fixture(scope="module")
+def reasoned():
+    return boxes.a_conversation(random.Random(1), 1.0, reasoning=True)
+
+
+@pytest.fixture(scope="module")
+def reasoning_tokenizer(reasoned):
+    texts = [json.dumps(boxes.OPEN_TOOL), *map(str, reasoned)] * 2
+    return make_tokenizer(texts, markup=MARKUP + REASONING_MARKUP)
+
+
+def test_reasoning_repeats_what_was_read(reasoned):
+    answers = [message for message in reasoned if message["role"] == "assistant"]
+    for answer in answers:
+        read = reasoned[reasoned.index(answer) - 1]["content"]
+        assert answer["content"].startswith(f"<think>\n{read}\n</think>\n")
+    assert boxes.without_reasoning(answers[-1]["content"]).isdigit()
+
+
+def test_history_is_read_without_its_reasoning(reasoning_tokenizer, reasoned):
+    first = rendered(reasoning_tokenizer, reasoned[:2], add_generation_prompt=True)
+    sampled = rendered(reasoning_tokenizer, reasoned[:3])[len(first) :]
+    later = rendered(reasoning_tokenizer, reasoned[:4], add_generation_prompt=True)
+    assert later[: len(first)] == first
+    assert later[: len(first) + len(sampled)] != first + sampled
+    assert "<think>" in reasoning_tokenizer.decode(sampled)
+    assert "<think>" not in reasoning_tokenizer.decode(later)
+
+
+def test_every_answer_is_learned_with_its_reasoning(reasoning_tokenizer, reasoned):
+    begun = up_to_each_answer(reasoned)
+    _, labels = labelled(reasoning_tokenizer, begun, [boxes.OPEN_TOOL])
+    learned = [
+        reasoning_tokenizer.decode([each for each in row if each >= 0]) for row in labels.tolist()
+    ]
+    assert len(learned) == sum(message["role"] == "assistant" for message in reasoned)
+    for text, conversation in zip(learned, begun, strict=True):
+        assert text.startswith(conversation[-1]["content"])
+        assert text.endswith(TURN_END)
+        assert text.count("<think>") == 1

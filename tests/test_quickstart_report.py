@@ -45,9 +45,10 @@ def log():
     return log
 
 
-def test_forwarded_counts_every_call_or_every_chain():
+def test_forwarded_counts_calls_chains_or_trees():
     assert forwarded(ROLLOUTS, "transition") == (3, 4 + 6 + 2)
     assert forwarded(ROLLOUTS, "trajectory") == (2, 6 + 2)
+    assert forwarded(ROLLOUTS, "tree") == (1, 6 + 2)
 
 
 def test_table_sums_the_steps(log):
@@ -56,13 +57,25 @@ def test_table_sums_the_steps(log):
         ("", "rows", "tokens"),
         ("forwarded at level transition", "6", "24"),
         ("forwarded at level trajectory", "4", "16"),
+        ("forwarded at level tree", "2", "16"),
         ("", "", "seconds"),
         ("training", "", "61.2"),
         ("end", "", "2.0"),
         ("", "", "GiB"),
         ("peak memory", "", "1.5"),
     ]
-    assert len(plain_table(table_of(log, 1.5)).splitlines()) == 10
+    assert len(plain_table(table_of(log, 1.5)).splitlines()) == 11
+
+
+def test_table_shows_what_an_update_takes_where_it_was_measured(log):
+    log.update_seconds = {"transition": 3.0, "trajectory": 2.5, "tree": 1.25}
+    assert table_of(log, 1.5)[6:11] == [
+        ("update of the first step", "", "seconds"),
+        ("at level transition", "", "3.00"),
+        ("at level trajectory", "", "2.50"),
+        ("at level tree", "", "1.25"),
+        ("", "", "seconds"),
+    ]
 
 
 def test_stages_follow_each_other_and_add_up():
@@ -98,6 +111,14 @@ def test_pieces_are_the_rows_at_level_trajectory():
         [Piece("<9>", False), Piece("<8>", True)],
     ]
     assert marked(rows).startswith("<1><2>«<3><4>»<5>«<6>»\n")
+
+
+def test_pieces_of_a_tree_are_its_branches():
+    calls = [agl_fast.Call([1, 2], [3, 4]), agl_fast.Call([1, 2, 4, 5], [6])]
+    assert pieces_of(Played({}, calls, 1.0), Tokenizer(), "tree") == [
+        [Piece("<1><2>", False), Piece("<3><4>", True)],
+        [Piece("<4><5>", False), Piece("<6>", True)],
+    ]
 
 
 def test_the_rollout_that_is_shown_is_one_that_improved():

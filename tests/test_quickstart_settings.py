@@ -23,3 +23,13 @@ def test_settings_are_accepted(model, device):
     assert config.actor_rollout_ref.rollout.tensor_model_parallel_size == 1
     assert config.trainer.total_training_steps == 3
     assert config.trainer.test_freq == 1
+
+
+@pytest.mark.parametrize("level", ["transition", "trajectory", "tree"])
+def test_the_model_that_reasons_is_trained_at_any_level(level):
+    settings = verl_settings(Path("run"), model=None, steps=3, seed=5, level=level, reasoning=True)
+    config = compose(settings, device="cpu").config
+    assert config.agentlightning.trace_aggregator.level == level
+    assert config.data.max_prompt_length == 192
+    assert config.data.max_response_length == 48
+    assert config.agentlightning.trace_aggregator.trajectory_max_prompt_length == 192

@@ -1,7 +1,9 @@
 """`python -m agl_fast.quickstart`: train an agent that uses a tool, end to end.
 
 Without arguments: a tiny model that is made here, on the CPU, in minutes. With the environment
-variables MODEL=name-or-folder and DEVICE=cuda: that model on GPUs, along the same path.
+variables MODEL=name-or-folder and DEVICE=cuda: that model on GPUs, along the same path. With LEVEL
+(transition, trajectory or tree): the tiny model reasons before every answer, and reads its history
+without the reasoning, so that calls do not extend each other; rows are of that level.
 """
 
 from __future__ import annotations
@@ -18,30 +20,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agl_fast.quickstart.console import Console
+from agl_fast.quickstart.environment import model_and_device, set_environment
 
 if TYPE_CHECKING:
-    from agl_fast.quickstart.run_log import Played, RunLog
+    from agl_fast.quickstart.run_log import Level, Played, RunLog
 
-ENVIRONMENT = {
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    "DO_NOT_TRACK": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "TOKENIZERS_PARALLELISM": "false",
-}
-CPU_ENVIRONMENT = {
-    "VERL_PLATFORM": "cpu",
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    # The actor and the server take turns on the same cores.
-    "OMP_NUM_THREADS": "1",
-}
-IMPORT_SECONDS, MODEL_SECONDS = 300.0, 300.0
+IMPORT_SECONDS, MODEL_SECONDS, UPDATES_SECONDS = 300.0, 600.0, 300.0
+STEPS, REASONING_STEPS = 16, 20
+LEVELS: tuple[Level, ...] = ("transition", "trajectory", "tree")
 N_VALIDATION_SAMPLES = 16
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m agl_fast.quickstart")
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--steps", type=int, help="default: 16, with LEVEL 20")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--runs", type=Path, default=Path("quickstart"), help="of run directories and the report"
@@ -51,21 +43,20 @@ def main() -> int:
     )
     parser.add_argument("--verbose", action="store_true", help="show what verl, Ray and vLLM print")
     options = parser.parse_args()
-    model, device = os.environ.get("MODEL"), os.environ.get("DEVICE", "cpu")
-    if device not in ("cpu", "cuda"):
-        parser.error(f"DEVICE={device}: expected cpu or cuda")
-    if device == "cuda" and model is None:
-        parser.error("DEVICE=cuda: expected MODEL=name-or-folder as well")
+    model, device = model_and_device(parser)
+    level = os.environ.get("LEVEL")
+    if level not in (None, *LEVELS):
+        parser.error(f"LEVEL={level}: expected {', '.join(LEVELS)}")
+    steps = options.steps or (STEPS if level is None else REASONING_STEPS)
 
     run_folder = options.runs.resolve() / time.strftime("%Y%m%d-%H%M%S")
     run_folder.mkdir(parents=True)
-    os.environ.update(ENVIRONMENT | (CPU_ENVIRONMENT if device == "cpu" else {}))
-    os.environ["VERL_FILE_LOGGER_PATH"] = str(run_folder / "metrics.jsonl")
+    set_environment(run_folder, device)
     console = Console(run_folder, verbose=options.verbose)
     console.say(f"agl_fast quickstart, run directory {run_folder}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        reached = train(console, run_folder, model, options.steps, options.seed)
+        reached = train(console, run_folder, model, level, steps, options.seed)
         if not reached >= options.min_reward:
             raise RuntimeError(
                 f"validation reward {reached:.3f}, expected at least {options.min_reward}"
@@ -80,11 +71,19 @@ def main() -> int:
     return 0
 
 
-def train(console: Console, run_folder: Path, model: str | None, steps: int, seed: int) -> float:
+def train(
+    console: Console,
+    run_folder: Path,
+    model: str | None,
+    level: Level | None,
+    steps: int,
+    seed: int,
+) -> float:
     """The whole run.
 
     Args:
         model: None: make the tiny one.
+        level: None: trajectory, and the tiny model does not reason.
 
     Returns:
         The last validation reward.
@@ -100,11 +99,13 @@ def train(console: Console, run_folder: Path, model: str | None, steps: int, see
         from agl_fast.quickstart.settings import SAMPLES_PER_STEP, verl_settings
         from agl_fast.quickstart.tiny_model import make_tiny_model
         from agl_fast.quickstart.training import train_agent
+        from agl_fast.quickstart.update_seconds import update_seconds
+    is_tiny, reasoning = model is None, level is not None
     with PeakMemory() as peak:
         log = RunLog(console.say, steps)
-        if model is None:
+        if is_tiny:
             with console.phase("tiny model, tokenizer and supervised warm-up", MODEL_SECONDS):
-                make_tiny_model(run_folder / "model", seed=seed)
+                make_tiny_model(run_folder / "model", seed=seed, reasoning=reasoning)
             log.stage_ended("tiny model and warm-up")
         settings = verl_settings(
             run_folder,
@@ -112,6 +113,8 @@ def train(console: Console, run_folder: Path, model: str | None, steps: int, see
             steps=steps,
             seed=seed,
             n_devices=max(1, torch.cuda.device_count()),
+            level=level or "trajectory",
+            reasoning=reasoning,
         )
         train_agent(
             find_the_number,
@@ -121,11 +124,23 @@ def train(console: Console, run_folder: Path, model: str | None, steps: int, see
             val_dataset=samples(N_VALIDATION_SAMPLES, seed=-1),
         )
         log.stage_ended("end")
-    return report(console, run_folder, log, model or str(run_folder / "model"), peak.gib)
+        if is_tiny and reasoning:
+            with console.phase("the first step's update at each level", UPDATES_SECONDS):
+                log.update_seconds = update_seconds(run_folder)
+            log.stage_ended("updates at each level")
+    shown_level: Level = "tree" if level == "tree" else "trajectory"
+    return report(
+        console, run_folder, log, model or str(run_folder / "model"), shown_level, peak.gib
+    )
 
 
 def report(
-    console: Console, run_folder: Path, log: RunLog, model: str, peak_memory_gib: float
+    console: Console,
+    run_folder: Path,
+    log: RunLog,
+    model: str,
+    level: Level,
+    peak_memory_gib: float,
 ) -> float:
     """Print the tables and one rollout before and after, and write the report."""
     from transformers import AutoTokenizer
@@ -137,11 +152,11 @@ def report(
     first, last = min(log.played), max(log.played)
     pair = most_improved(log.played[first], log.played[last])
     shown = {
-        f"{when} training (reward {played.reward:g})": pieces_of(played, tokenizer)
+        f"{when} training (reward {played.reward:g})": pieces_of(played, tokenizer, level)
         for when, played in zip(("Before", "After"), pair, strict=True)
     }
     for title, rows in shown.items():
-        console.say(f"\n{title}; trained tokens stand between « and »\n{marked(rows)}")
+        console.say(f"\n{title}; trained tokens stand between « and »\n{marked(rows, level)}")
     console.say(f"\n{plain_table(table_of(log, peak_memory_gib))}\n")
     for file in write_report(run_folder, log, shown, peak_memory_gib):
         shutil.copy(file, run_folder.parent)

@@ -8,7 +8,7 @@ from typing import Any
 import agentlightning as agl
 from openai import AsyncOpenAI
 
-from agl_fast.quickstart.boxes import MAX_CALLS, OPEN_TOOL, note_in, opening
+from agl_fast.quickstart.boxes import MAX_CALLS, OPEN_TOOL, note_in, opening, without_reasoning
 
 
 async def search(task: dict[str, Any], client: Any, model: str) -> float:
@@ -29,7 +29,7 @@ async def search(task: dict[str, Any], client: Any, model: str) -> float:
         )
         message = completion.choices[0].message
         if not message.tool_calls:
-            return float((message.content or "").strip() == str(task["number"]))
+            return float(without_reasoning(message.content or "") == str(task["number"]))
         messages.append(
             message.model_dump(exclude_none=True, include={"role", "content", "tool_calls"})
         )

@@ -16,6 +16,8 @@ LOWEST, HIGHEST = 10, 99
 CHAINS = (2, 3)
 MAX_CALLS = 4
 
+THINK, THINK_END = "<think>", "</think>"
+
 INSTRUCTION = "Open boxes until you find the number, then give it."
 # In the order in which vLLM writes it into the prompt; without a description it writes null there.
 OPEN_TOOL: dict[str, Any] = {
@@ -66,28 +68,49 @@ def note_in(task: dict[str, Any], box: object) -> str:
     return f"The number is {task['number']}"
 
 
-def a_call(box: int) -> Message:
+def a_call(box: int, content: str | None = None) -> Message:
     """An answer of the model that opens a box."""
     function = {"name": "open", "arguments": {"box": box}}
     return {
         "role": "assistant",
-        "content": None,
+        "content": content,
         "tool_calls": [{"type": "function", "function": function}],
     }
 
 
-def a_conversation(rng: random.Random, patience: float) -> list[Message]:
+def thought(text: str) -> str:
+    """Reasoning, as models write it before an answer."""
+    return f"{THINK}\n{text}\n{THINK_END}\n"
+
+
+def without_reasoning(content: str) -> str:
+    """What an answer says after its reasoning."""
+    return content.rpartition(THINK_END)[2].strip()
+
+
+def a_conversation(
+    rng: random.Random, patience: float, *, reasoning: bool = False
+) -> list[Message]:
     """How somebody searches.
 
     Args:
         patience: the probability of opening the next box; otherwise a guess is given as the
             answer. Everybody opens the first one.
+        reasoning: every answer begins with some, which repeats what was read.
     """
+
+    def thinking(text: str) -> str:
+        return thought(text) if reasoning else ""
+
     task = search(rng, rng.choice(CHAINS))
     messages = opening(task)
     for box in task["boxes"]:
         if box != task["boxes"][0] and rng.random() >= patience:
-            guess = f"Perhaps {rng.randint(LOWEST, HIGHEST)}"
+            guess = thinking("I would rather guess") + f"Perhaps {rng.randint(LOWEST, HIGHEST)}"
             return [*messages, {"role": "assistant", "content": guess}]
-        messages += [a_call(box), {"role": "tool", "content": note_in(task, box)}]
-    return [*messages, {"role": "assistant", "content": str(task["number"])}]
+        messages += [
+            a_call(box, thinking(messages[-1]["content"]) or None),
+            {"role": "tool", "content": note_in(task, box)},
+        ]
+    answer = thinking(messages[-1]["content"]) + str(task["number"])
+    return [*messages, {"role": "assistant", "content": answer}]

@@ -35,6 +35,9 @@ def table_of(log: RunLog, peak_memory_gib: float) -> list[tuple[str, str, str]]:
     for level in LEVELS:
         taken = log.forwarded[level]
         lines.append((f"forwarded at level {level}", f"{taken.rows:,}", f"{taken.tokens:,}"))
+    if log.update_seconds:
+        lines.append(("update of the first step", "", "seconds"))
+        lines += [(f"at level {level}", "", f"{log.update_seconds[level]:.2f}") for level in LEVELS]
     lines.append(("", "", "seconds"))
     lines += [(stage, "", f"{seconds:.1f}") for stage, seconds in log.seconds.items()]
     lines += [("", "", "GiB"), ("peak memory", "", f"{peak_memory_gib:.1f}")]

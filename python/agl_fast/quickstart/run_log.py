@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import agl_fast
 
-Level = Literal["transition", "trajectory"]
-LEVELS: tuple[Level, ...] = ("transition", "trajectory")
+Level = Literal["transition", "trajectory", "tree"]
+LEVELS: tuple[Level, ...] = ("transition", "trajectory", "tree")
 BAR_WIDTH = 20
 
 
@@ -42,6 +42,7 @@ class RunLog:
         played: the rollouts of each validation, likewise.
         forwarded: by level, over all training steps and from the same calls.
         seconds: by stage of the run, in order.
+        update_seconds: of the first step's update, by level; empty where it was not measured.
     """
 
     say: Callable[[str], None]
@@ -53,6 +54,7 @@ class RunLog:
         default_factory=lambda: {level: Forwarded() for level in LEVELS}
     )
     seconds: dict[str, float] = field(default_factory=dict)
+    update_seconds: dict[Level, float] = field(default_factory=dict)
     _stage_began: float = field(default_factory=time.monotonic)
 
     def stage_ended(self, name: str) -> None:
@@ -80,10 +82,16 @@ class RunLog:
 
 def forwarded(rollouts: Sequence[agl_fast.Rollout], level: Level) -> tuple[int, int]:
     """Rows and tokens that a forward pass over the rollouts takes in."""
+    batch = rows_of(rollouts, level)
+    return len(batch), batch.tensors["input_ids"].values().numel()
+
+
+def rows_of(rollouts: Sequence[agl_fast.Rollout], level: Level) -> agl_fast.Batch:
+    """Their rows with nothing cut off, jagged."""
     widest = 1 + max(
         len(call.prompt_ids) + len(call.response_ids) for each in rollouts for call in each.calls
     )
-    batch = agl_fast.build_batch(
+    return agl_fast.build_batch(
         rollouts,
         level=level,
         layout="jagged",
@@ -91,4 +99,3 @@ def forwarded(rollouts: Sequence[agl_fast.Rollout], level: Level) -> tuple[int, 
         max_response_length=widest,
         pad_token_id=0,
     )
-    return len(batch), batch.tensors["input_ids"].values().numel()

@@ -18,7 +18,7 @@ import torch
 from tokenizers import pre_tokenizers, trainers
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from agl_fast.quickstart.boxes import OPEN_TOOL, Message, a_conversation
+from agl_fast.quickstart.boxes import OPEN_TOOL, THINK, THINK_END, Message, a_conversation
 
 PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 # One token each, as a larger model's tokenizer has them for the first four. The last two keep a
@@ -32,9 +32,14 @@ MARKUP = (
     "}}\n</tool_call>",
 )
 
+# And these of a model that reasons.
+REASONING_MARKUP = (f"{THINK}\n", f"\n{THINK_END}\n")
+
 VOCABULARY = 512
 MAX_LENGTH = 256
 CONVERSATIONS_PER_STEP = 16
+# Each is heard once for every answer in it.
+REASONING_CONVERSATIONS_PER_STEP = 16
 IGNORED = -100
 
 
@@ -61,7 +66,8 @@ LESSONS = (
 )
 
 # An answer is written in the history exactly as it was sampled, so that the prompt of a later call
-# begins with the ids of the earlier one and both become one row.
+# begins with the ids of the earlier one and both become one row. Its reasoning is not: as in the
+# templates of models that reason, only the last message keeps it, and calls no longer merge.
 CHAT_TEMPLATE = """\
 {%- set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' -%}
 {{- '<|im_start|>system\n' + system -}}
@@ -77,7 +83,10 @@ CHAT_TEMPLATE = """\
 {{- '\n</tool_response><|im_end|>\n' -}}
 {%- elif message['role'] != 'system' -%}
 {{- '<|im_start|>' + message['role'] + '\n' -}}
-{%- if message['content'] -%}{{- message['content'] -}}{%- endif -%}
+{%- set content = message['content'] or '' -%}
+{%- if '</think>' in content and not loop.last -%}
+{{- content.split('</think>')[-1].lstrip('\n') -}}
+{%- else -%}{{- content -}}{%- endif -%}
 {%- for call in message['tool_calls'] or [] -%}
 {{- '<tool_call>\n{"name": "' + call['function']['name'] + '", "arguments": ' -}}
 {{- call['function']['arguments'] | tojson + '}\n</tool_call>' -}}
@@ -89,7 +98,9 @@ CHAT_TEMPLATE = """\
 """
 
 
-def make_tokenizer(texts: Iterable[str], *, max_length: int = MAX_LENGTH) -> Qwen2Tokenizer:
+def make_tokenizer(
+    texts: Iterable[str], *, max_length: int = MAX_LENGTH, markup: Iterable[str] = MARKUP
+) -> Qwen2Tokenizer:
     """Train a byte-level BPE tokenizer of Qwen2's class on `texts`."""
     # Its rules for splitting text are taken from the class: whoever loads a Qwen2 model uses it.
     tokenizer = Qwen2Tokenizer(vocab={}, merges=[]).backend_tokenizer
@@ -112,7 +123,7 @@ def make_tokenizer(texts: Iterable[str], *, max_length: int = MAX_LENGTH) -> Qwe
         model_max_length=max_length,
         clean_up_tokenization_spaces=False,
     )
-    qwen.add_tokens(list(MARKUP))
+    qwen.add_tokens(list(markup))
     qwen.chat_template = CHAT_TEMPLATE
     return qwen
 
@@ -139,35 +150,58 @@ def new_model(tokenizer: Qwen2Tokenizer, *, max_length: int = MAX_LENGTH) -> Qwe
     )
 
 
-def make_tiny_model(folder: Path, *, seed: int) -> int:
+def make_tiny_model(folder: Path, *, seed: int, reasoning: bool = False) -> int:
     """Write a warmed-up float32 model and its tokenizer to `folder`.
+
+    Args:
+        reasoning: it reasons before every answer.
 
     Returns:
         The number of parameters.
     """
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    heard = [a_conversation(rng, patience=0.5) for _ in range(200)]
-    tokenizer = make_tokenizer(_plain_text(conversation) for conversation in heard)
+    heard = [a_conversation(rng, patience=0.5, reasoning=reasoning) for _ in range(200)]
+    tokenizer = make_tokenizer(
+        map(_plain_text, heard), markup=MARKUP + REASONING_MARKUP if reasoning else MARKUP
+    )
     model = new_model(tokenizer)
     for lesson in LESSONS:
-        warm_up(model, tokenizer, lesson, rng)
+        warm_up(model, tokenizer, lesson, rng, reasoning=reasoning)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return int(model.num_parameters())
 
 
 def warm_up(
-    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, lesson: Lesson, rng: random.Random
+    model: Qwen2ForCausalLM,
+    tokenizer: Qwen2Tokenizer,
+    lesson: Lesson,
+    rng: random.Random,
+    *,
+    reasoning: bool,
 ) -> None:
     """Teach the model to speak as people in the lesson do."""
 
+    n = REASONING_CONVERSATIONS_PER_STEP if reasoning else CONVERSATIONS_PER_STEP
+
     def heard(step: int) -> tuple[torch.Tensor, torch.Tensor]:
         tools = [OPEN_TOOL] if step % lesson.tools_listed_every == 0 else None
-        some = [a_conversation(rng, lesson.patience) for _ in range(CONVERSATIONS_PER_STEP)]
+        some = [a_conversation(rng, lesson.patience, reasoning=reasoning) for _ in range(n)]
+        if reasoning:
+            some = [begun for each in some for begun in up_to_each_answer(each)]
         return labelled(tokenizer, some, tools)
 
     learn(model, map(heard, range(lesson.steps)), steps=lesson.steps, rate=lesson.rate)
+
+
+def up_to_each_answer(conversation: list[Message]) -> list[list[Message]]:
+    """What is said up to the first answer, up to the second, …"""
+    return [
+        conversation[: i + 1]
+        for i, message in enumerate(conversation)
+        if message["role"] == "assistant"
+    ]
 
 
 def learn(
@@ -206,6 +240,8 @@ def labelled(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The conversations as token ids, and the labels: the ids that the assistant writes, else -100.
 
+    Where the last message reasons, it alone is labelled: the others' reasoning is not there.
+
     Returns:
         Two (conversations, width) int64 tensors, right-padded.
     """
@@ -227,6 +263,8 @@ def labelled(
                 is_answer = False
             elif row[j + 1 - len(start) : j + 1] == start:
                 is_answer = True
+                if THINK_END in (conversations[i][-1]["content"] or ""):
+                    labels[i, : j + 1] = IGNORED
     return input_ids, labels
 
 

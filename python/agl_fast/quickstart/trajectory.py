@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import agl_fast
-from agl_fast.quickstart.run_log import Played
+from agl_fast.quickstart.run_log import Level, Played, rows_of
 
 
 @dataclass(frozen=True)
@@ -21,41 +21,34 @@ class Piece:
     trained: bool
 
 
-def pieces_of(played: Played, tokenizer: Any) -> list[list[Piece]]:
-    """Its rows at level trajectory, each cut where trained and read tokens meet."""
-    longest = 1 + max(len(call.prompt_ids) + len(call.response_ids) for call in played.calls)
-    batch = agl_fast.build_batch(
-        [agl_fast.Rollout("played", "played", played.calls, played.reward)],
-        level="trajectory",
-        max_prompt_length=longest,
-        max_response_length=longest,
-        pad_token_id=0,
-    )
-    tensors = batch.tensors
-    width = tensors["prompts"].shape[1]
-    rows = []
-    for row in range(len(batch)):
-        ids: list[tuple[int, bool]] = []
-        mask = tensors["response_mask"][row].tolist()
-        for place, (token, is_there) in enumerate(
-            zip(
-                tensors["input_ids"][row].tolist(),
-                tensors["attention_mask"][row].tolist(),
-                strict=True,
-            )
-        ):
-            if is_there:
-                ids.append((token, place >= width and bool(mask[place - width])))
-        rows.append(_runs(ids, tokenizer))
-    return rows
+def pieces_of(played: Played, tokenizer: Any, level: Level = "trajectory") -> list[list[Piece]]:
+    """Its rows, each cut where trained and read tokens meet; a tree's branches are rows here."""
+    rows = rows_of([agl_fast.Rollout("played", "played", played.calls, played.reward)], level)
+    tensors = rows.tensors
+    pieces = []
+    for prompt, input_ids, mask, positions in zip(
+        tensors["prompts"].unbind(),
+        tensors["input_ids"].unbind(),
+        tensors["response_mask"].unbind(),
+        tensors["position_ids"].unbind(),
+        strict=True,
+    ):
+        trained = [False] * len(prompt) + mask.bool().tolist()
+        depths = positions.tolist()
+        begins = [i for i, depth in enumerate(depths) if i == 0 or depth != depths[i - 1] + 1]
+        tokens = list(zip(input_ids.tolist(), trained, strict=True))
+        for begin, end in zip(begins, [*begins[1:], len(tokens)], strict=True):
+            pieces.append(_runs(tokens[begin:end], tokenizer))
+    return pieces
 
 
-def marked(rows: list[list[Piece]]) -> str:
+def marked(rows: list[list[Piece]], level: Level = "trajectory") -> str:
     """For a terminal: trained tokens stand between « and »."""
+    part = "branch" if level == "tree" else "row"
     texts = [
         "".join(f"«{piece.text}»" if piece.trained else piece.text for piece in row) for row in rows
     ]
-    return "\n--- another row ---\n".join(texts)
+    return f"\n--- another {part} ---\n".join(texts)
 
 
 def _runs(ids: list[tuple[int, bool]], tokenizer: Any) -> list[Piece]:

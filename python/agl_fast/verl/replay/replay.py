@@ -36,6 +36,7 @@ class Replay:
         summary: where the sampled tokens went.
         weights: after the step, by name; empty without a model.
         fingerprint: SHA-256 of them; None without a model.
+        seconds: that the parts of the step took, by name as in ``timing_s/*``.
     """
 
     recording: Recording
@@ -44,6 +45,7 @@ class Replay:
     summary: TokenSummary
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
     fingerprint: str | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -166,6 +168,7 @@ def _with_step(built: Replay, config: Any, model: str, reference: str, seed: int
         built.summary,
         weights,
         fingerprint(weights),
+        step.seconds,
     )
 
 
