@@ -5,8 +5,8 @@ against agl_fast.reference, and written to FOLDER/batches.jsonl as its rollouts 
 `--steps` is where training ends; a checkpoint in FOLDER is resumed. `--kill-server` kills the vLLM
 engine while that step samples, `--interrupt` does what Ctrl-C does.
 
-Two configurations: `trajectory`, and `documented`, the example of Agent-lightning's documentation
-with other sizes, another model and other loggers.
+Three configurations: `trajectory`, `tree`, and `documented`, the example of Agent-lightning's
+documentation with other sizes, another model and other loggers.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def kill_engines() -> None:
 
 
 def sizes(folder: Path, steps: int) -> dict[str, Any]:
-    """What both configurations have in common, by dotted key with `__` for the dot."""
+    """What all configurations have in common, by dotted key with `__` for the dot."""
     return {
         "data__train_batch_size": 4,
         "data__val_batch_size": 3,
@@ -158,8 +158,13 @@ def trajectory(folder: Path, steps: int) -> dict[str, Any]:
     )
 
 
+def tree(folder: Path, steps: int) -> dict[str, Any]:
+    return changed(trajectory(folder, steps), {"agentlightning__trace_aggregator__level": "tree"})
+
+
 RUNS = {
     "trajectory": (trajectory, verl_agents.count),
+    "tree": (tree, verl_agents.count),
     "documented": (
         lambda folder, steps: documented(**sizes(folder, steps)),
         verl_agents.Counter(),
