@@ -54,6 +54,8 @@ OBJECTIVES = [
     *((name, mode) for name in ("vanilla", "gspo") for mode in AGGREGATIONS[1:]),
 ]
 
+OF_LIMITS = ("overlong_prompt", "overlong_call", "truncated_rollout")
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -150,8 +152,8 @@ def cut_into_rows(cut: Cut) -> agl_fast.Batch:
     )
     # Advantages are given in the precision of the scores.
     batch.tensors["token_level_scores"] = batch.tensors["token_level_scores"].double()
-    accounting = batch.accounting
-    assert accounting.trained == accounting.sampled
+    assert batch.accounting.truncated == 0
+    assert not any(batch.accounting.dropped_by_reason[reason] for reason in OF_LIMITS)
     if cut.shuffled:
         order = np.random.default_rng(1).permutation(len(batch))
         batch.tensors = {name: values[order] for name, values in batch.tensors.items()}
@@ -185,11 +187,19 @@ def ask_for(config: Any, policy_loss: str, aggregation: str) -> Any:
     return config
 
 
-def learn(cut: Cut, workers: WorkerGroups, config: Any) -> dict[tuple[str, int, int], float]:
-    """Take a step of three mini-batches; return the advantages."""
+def learn(
+    cut: Cut, workers: WorkerGroups, config: Any, **told: Any
+) -> dict[tuple[str, int, int], float]:
+    """Take a step of three mini-batches, or as many as may be; return the advantages.
+
+    Args:
+        told: to `ppo_step`.
+    """
     batch = cut_into_rows(cut)
-    taken = ppo_step(batch, workers, config, n_rollouts=len(batch.rollouts), global_step=1)
-    assert taken.metrics["training/n_mini_batches"] == N_MINI_BATCHES
+    told |= {"n_rollouts": len(batch.rollouts), "global_step": 1}
+    taken = ppo_step(batch, workers, config, **told)
+    limit = config.agentlightning.max_ppo_update_times or N_MINI_BATCHES
+    assert taken.metrics["training/n_mini_batches"] == min(limit, N_MINI_BATCHES)
     tensors, of_row = taken.rows.batch, taken.rows.non_tensor_batch["rollout_id_list"]
     advantages: dict[tuple[str, int, int], float] = {}
     for row, column in tensors["response_mask"].nonzero().tolist():
@@ -202,14 +212,14 @@ def learn(cut: Cut, workers: WorkerGroups, config: Any) -> dict[tuple[str, int, 
 
 
 def learned_by_plain_model(
-    cut: Cut, config: Any, actor_cls: type[PlainActor] = PlainActor
+    cut: Cut, config: Any, actor_cls: type[PlainActor] = PlainActor, **told: Any
 ) -> Learned:
     """In float64."""
     model = plain_model(1)
     rate = _rate(config.actor_rollout_ref.actor)
     actor = actor_cls(model, micro_batch_size=cut.micro_batch_size, learning_rate=rate)
     workers = engine_workers.worker_groups(actor, actor_cls(plain_model(2)))
-    advantages = learn(cut, workers, config)
+    advantages = learn(cut, workers, config, **told)
     return Learned(advantages, moved(flat(plain_model(1).parameters()), flat(model.parameters())))
 
 

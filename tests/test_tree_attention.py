@@ -88,6 +88,23 @@ def test_segments_are_dense_attention(seed, n_heads, n_keys):
         torch.testing.assert_close(gradient, expected, atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.01), (torch.float16, 0.002)])
+def test_segments_in_lower_precision(dtype, tolerance):
+    """Parts are joined in float32; what is given back has the model's precision."""
+    torch.manual_seed(0)
+    runs = link(forest(0)).runs
+    shape = (runs[-1].stop, 16)
+    low = [torch.randn(1, n, *shape).to(dtype).requires_grad_() for n in (6, 2, 2)]
+    exact = [each.detach().double().requires_grad_() for each in low]
+    found, expected = segment_attention(*low, runs), segment_attention(*exact, runs)
+    given = torch.randn_like(found)
+    gradients = torch.autograd.grad(found, low, given)
+    of_exact = torch.autograd.grad(expected, exact, given.double())
+    for one, other in zip((found, *gradients), (expected, *of_exact), strict=True):
+        assert one.dtype == dtype
+        assert (one.double() - other).norm() < tolerance * other.norm()
+
+
 @pytest.mark.parametrize("block", [16, 128])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_blocks_cover_what_is_seen(seed, block):

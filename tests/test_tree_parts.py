@@ -1,8 +1,9 @@
-"""What else learns from trees through verl's engine: a critic, LoRA adapters."""
+"""What else learns from trees through verl's engine: a critic, LoRA adapters, and from checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +46,22 @@ def learned(cut: Cut, config: Any, *, with_critic: bool) -> Learned:
     parts = [engine_workers.engine_worker(config, worker_cls)]
     if with_critic:
         parts.append(engine_workers.critic_worker(config, worker_cls))
+    with torch.no_grad():  # so that the actor is not its base from the start
+        for name, weight in parts[0].engine.module.named_parameters():
+            if "lora_B" in name:
+                weight.fill_(0.02)
     before = [parameters(part) for part in parts]
     critic = parts[1] if with_critic else None
     workers = engine_workers.worker_groups(parts[0], parts[0], critic)
+    if config.actor_rollout_ref.model.lora_rank:
+        workers = replace(workers, reference_is_base_of_actor=True)
     advantages = invariance.learn(cut, workers, config)
     after = [moved(*each) for each in zip(before, map(parameters, parts), strict=True)]
     return Learned(advantages, torch.cat(after))
 
 
 def parameters(worker: Any) -> torch.Tensor:
-    """Those that learn; of adapters, the half that begins at 0."""
+    """Those that learn; of adapters, the half that is not drawn."""
     named = worker.engine.module.named_parameters()
     return flat(
         each.full_tensor() for name, each in named if each.requires_grad and "lora_A" not in name
@@ -95,9 +102,39 @@ def test_a_critic(model, monkeypatch):
 
 @pytest.mark.usefixtures("_one_rank")
 def test_lora(model):
-    config = invariance.configured(model)
+    """The reference, which weighs in the loss, is the actor without its adapters."""
+    config = invariance.configured(model, kl_loss_coef=1.0)
     config.actor_rollout_ref.model.lora_rank = 4
     config.actor_rollout_ref.model.lora_alpha = 8
     config.actor_rollout_ref.model.target_modules = "all-linear"
     expected, found = (learned(cut, config, with_critic=False) for cut in (CALLS, TREES))
     assert max(apart(expected, found)) < IN_FLOAT32
+
+
+@pytest.mark.usefixtures("_one_rank")
+@pytest.mark.parametrize("estimator", ["optimal_token_baseline", "tir_optimal_token_baseline"])
+def test_baselines_of_tokens(model, estimator):
+    """From Σ p² of the logits at parents."""
+    config = invariance.configured(model, calculate_sum_pi_squared=True)
+    config.actor_rollout_ref.actor.optim.lr = 1.0
+    config.algorithm.adv_estimator = estimator
+    expected, found = (learned(cut, config, with_critic=False) for cut in (CALLS, TREES))
+    assert max(apart(expected, found)) < IN_FLOAT32
+
+
+@pytest.mark.usefixtures("_one_rank")
+@pytest.mark.parametrize("to_trees", [True, False])
+def test_a_checkpoint_of_another_level(model, tmp_path, to_trees):
+    """A run may go on at level tree, or leave it; what it saves is a plain model."""
+    classes = (None, CpuTreeTrainingWorker) if to_trees else (CpuTreeTrainingWorker, None)
+    config = invariance.configured(model)
+    saved, loaded = (engine_workers.engine_worker(config, each) for each in classes)
+    with torch.no_grad():
+        for weight in saved.engine.module.parameters():
+            weight.add_(0.01)
+    assert (parameters(saved) - parameters(loaded)).norm() > 0.1
+    saved.save_checkpoint(str(tmp_path / "actor"), global_step=3)
+    loaded.load_checkpoint(str(tmp_path / "actor"))
+    assert torch.equal(parameters(saved), parameters(loaded))
+    told = (tmp_path / "actor" / "huggingface" / "config.json").read_text()
+    assert "agl_fast" not in told

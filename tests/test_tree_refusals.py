@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
+from verl.utils.config import omega_conf_to_dataclass
 
 import verl_trainer_imports  # noqa: F401
 from agl_fast.verl import entrypoint
 from agl_fast.verl.config import compose
 from agl_fast.verl.trainer import WorkerGroups
 from agl_fast.verl.trainer.trees import holds_trees, require_tree_workers
-from agl_fast.verl.tree.attention import Tree, tree_attention
+from agl_fast.verl.tree.attention import NAME, Tree, tree_attention
 from agl_fast.verl.tree.links import link
 from agl_fast.verl.tree.refusals import require_tree_config, require_tree_model
 from invariance import tiny_model
@@ -139,11 +140,50 @@ def test_a_run_is_refused_before_ray_starts(model):
             },
             "at least agentlightning.trace_aggregator.tree_max_tokens=1024",
         ),
+        (
+            {
+                "algorithm__adv_estimator": "gae",
+                "critic__ppo_max_token_len_per_gpu": 2048,
+                "critic__forward_max_token_len_per_gpu": 1000,
+            },
+            "critic.ppo_infer_max_token_len_per_gpu=1000: expected at least",
+        ),
     ],
 )
 def test_combinations_that_are_refused(model, changes, expected):
     with pytest.raises(ValueError, match=expected):
         composed(model, **changes)
+
+
+def test_a_critics_values_have_room_for_a_tree(model):
+    """verl's own default, 32768, would end the run once a longer tree is there."""
+    changes = {
+        "agentlightning__trace_aggregator__tree_max_tokens": 50_000,
+        "actor_rollout_ref__rollout__log_prob_max_token_len_per_gpu": 50_000,
+        "actor_rollout_ref__actor__ppo_max_token_len_per_gpu": 50_000,
+    }
+    config = composed(
+        model,
+        algorithm__adv_estimator="gae",
+        critic__ppo_max_token_len_per_gpu=50_000,
+        **changes,
+    )
+    OmegaConf.resolve(config)
+    critic = {name: value for name, value in config.critic.items() if name != "model"}
+    assert omega_conf_to_dataclass(OmegaConf.create(critic)).ppo_infer_max_token_len_per_gpu == 5e4
+
+
+@pytest.mark.parametrize(("tree_max_tokens", "n_lines"), [(1024, 0), (47, 1)])
+def test_calls_that_are_too_long_to_be_trained_are_announced(model, tree_max_tokens, n_lines):
+    settings = documented(
+        actor_rollout_ref__model__path=str(model),
+        agentlightning__trace_aggregator={"level": "tree", "tree_max_tokens": tree_max_tokens},
+        data__max_prompt_length=32,
+        data__max_response_length=16,
+    )
+    said = [line for line in compose(settings, device="cpu").lines if "tree_max_tokens" in line]
+    assert len(said) == n_lines
+    assert all("up to data.max_prompt_length + data.max_response_length = 48" in s for s in said)
 
 
 class Workers:
@@ -185,8 +225,28 @@ def test_a_row_with_branches_is_told_from_a_plain_one(mask, positions, expected)
 def test_the_attention_refuses_what_it_would_ignore():
     values = torch.randn(1, 2, 3, 4)
     tree = Tree(link(torch.arange(3).numpy()), torch.device("cpu"))
-    for asked in ({"sliding_window": 2}, {"dropout": 0.1}, {"softcap": 30.0}, {"s_aux": values}):
+    plain = {"query": values, "key": values, "value": values, "attention_mask": None}
+    for asked in (
+        {"attention_mask": values},
+        {"sliding_window": 2},
+        {"dropout": 0.1},
+        {"softcap": 30.0},
+        {"s_aux": values},
+    ):
         with pytest.raises(ValueError, match=next(iter(asked))):
-            tree_attention(torch.nn.Identity(), values, values, values, None, tree=tree, **asked)
+            tree_attention(torch.nn.Identity(), tree=tree, **(plain | asked))
     with pytest.raises(ValueError, match="no tree"):
-        tree_attention(torch.nn.Identity(), values, values, values, None)
+        tree_attention(torch.nn.Identity(), **plain)
+
+
+def test_a_mask_of_the_models_own_is_refused():
+    """Doge computes one from values and hands it to every layer's attention."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = AutoConfig.for_model("doge", vocab_size=8, num_attention_heads=2, **sizes)
+    require_tree_model(config)
+    model = AutoModelForCausalLM.from_config(config)
+    model.set_attn_implementation(NAME)
+    depths = torch.tensor([[0, 1, 2, 1]])
+    tree = Tree(link(depths[0].numpy()), torch.device("cpu"))
+    with pytest.raises(ValueError, match="DogeAttention attends with attention_mask"):
+        model(torch.arange(4)[None], position_ids=depths, tree=tree)

@@ -64,7 +64,7 @@ def check_combinations(config: DictConfig) -> list[str]:
     """Raise ValueError naming a key, its value and what is expected.
 
     Returns:
-        One line for each setting that is allowed and does nothing.
+        One line for each setting that is allowed and does nothing, or less than it seems.
     """
     for key in AT_LEAST_ONE:
         value = _get(config, key)
@@ -91,7 +91,7 @@ def check_combinations(config: DictConfig) -> list[str]:
     _check_credit(config)
     _check_trees(config)
     _check_servers(config)
-    return list(_without_effect(config))
+    return [*_without_effect(config), *_calls_too_long_for_trees(config)]
 
 
 def _check_batch(config: DictConfig) -> None:
@@ -137,6 +137,17 @@ def _check_trees(config: DictConfig) -> None:
             )
 
 
+def _calls_too_long_for_trees(config: DictConfig) -> Iterator[str]:
+    aggregator = config.agentlightning.trace_aggregator
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    if aggregator.level == "tree" and longest > aggregator.tree_max_tokens:
+        yield (
+            f"agentlightning.trace_aggregator.tree_max_tokens={aggregator.tree_max_tokens}: calls "
+            f"may have up to data.max_prompt_length + data.max_response_length = {longest} tokens; "
+            "longer ones than tree_max_tokens are sampled and not trained"
+        )
+
+
 def _token_limits(config: DictConfig) -> dict[str, tuple[bool, bool]]:
     """Keys that say how long micro-batches are: whether that counts tokens, and whether it runs."""
     parts = config.actor_rollout_ref
@@ -152,6 +163,7 @@ def _token_limits(config: DictConfig) -> dict[str, tuple[bool, bool]]:
             needs_reference,
         ),
         "critic.ppo_max_token_len_per_gpu": (True, config.critic.enable),
+        "critic.ppo_infer_max_token_len_per_gpu": (True, config.critic.enable),
     }
 
 

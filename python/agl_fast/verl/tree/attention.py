@@ -53,7 +53,7 @@ def tree_attention(
     Args:
         query: (1, H, T, D).
         key, value: (1, K, T, D).
-        attention_mask: not looked at: the tree says who sees whom.
+        attention_mask: None, as the tree says who sees whom.
 
     Returns:
         (1, T, H, D), and no weights.
@@ -62,6 +62,7 @@ def tree_attention(
         ValueError: there is no tree, or the layer attends in another way.
     """
     asked = {
+        "attention_mask": attention_mask,
         "dropout": dropout or None,
         "sliding_window": sliding_window,
         "softcap": softcap,
