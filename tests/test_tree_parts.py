@@ -1,4 +1,4 @@
-"""What else learns from trees through verl's engine: a critic, LoRA adapters, and from checkpoints."""
+"""What else learns from trees through verl's engine: a critic, LoRA adapters, a checkpoint."""
 
 from __future__ import annotations
 
