@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -155,7 +156,8 @@ def test_a_machine_is_what_its_driver_says(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("target", ["cpu", "cuda12", "cuda13"])
 def test_one_command_installs(target: Target) -> None:
     words = shlex.split(doctor.install_command(target))
-    assert words[:5] == ["uv", "pip", "install", "--python", sys.executable]
+    assert Path(words[0]).name == "uv"
+    assert words[1:5] == ["pip", "install", "--python", sys.executable]
     overrides = Path(words[words.index("--override") + 1])
     assert "packaging>=25,<26" in overrides.read_text()
     installed = " ".join(words)
@@ -166,6 +168,18 @@ def test_one_command_installs(target: Target) -> None:
         assert (Path(words[-1]) / "pyproject.toml").is_file()
     else:
         assert re.search(r"vllm==0\.24\.0|vllm-0\.24\.0%2Bcu129-", installed)
+
+
+def test_uv_of_this_environment_where_the_shell_finds_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert doctor.install_command("cuda13").startswith("uv pip install ")
+    (tmp_path / "uv").touch()
+    assert doctor.install_command("cuda13").startswith(f"{tmp_path / 'uv'} pip install ")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert doctor.install_command("cuda13").startswith("uv pip install ")
 
 
 def test_cpu_torch_comes_from_where_pip_finds_it(

@@ -68,7 +68,7 @@ def install_command(target: Target) -> str:
     """One command for the environment that runs this."""
     pins = pinned_packages(target)
     packages = [f"{name}=={version}" for name, version in pins.items()]
-    command = ["uv", "pip", "install", "--python", sys.executable]
+    command = [_uv(), "pip", "install", "--python", sys.executable]
     if target == "cpu":
         command += _source_of_cpu_torch()
         packages.append(str(INSTALL / "vllm-metadata"))
@@ -82,6 +82,12 @@ def install_command(target: Target) -> str:
             f"vllm-{vllm}%2Bcu129-cp38-abi3-manylinux_2_28_{os.uname().machine}.whl"
         )
     return shlex.join([*command, "--override", str(overrides_file(target)), *packages])
+
+
+def _uv() -> str:
+    """What a shell finds; else the one of this environment, which need not be activated."""
+    beside = Path(sys.executable).with_name("uv")
+    return str(beside) if shutil.which("uv") is None and beside.is_file() else "uv"
 
 
 def _source_of_cpu_torch() -> list[str]:
