@@ -47,9 +47,9 @@ class Example:
 
 def main(example: Example) -> None:
     parser = argparse.ArgumentParser(prog=f"python -m examples.{example.name}")
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="of run directories")
+    parser.add_argument("--steps", type=int, default=8, help="training steps (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the model and of the tasks")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of run folders")
     parser.add_argument("--verbose", action="store_true", help="show what verl, Ray and vLLM print")
     options = parser.parse_args()
     model, device = model_and_device(parser)
@@ -59,7 +59,7 @@ def main(example: Example) -> None:
     set_environment(run_folder, device)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     console = Console(run_folder, verbose=options.verbose)
-    console.say(f"{example.name}: metrics and logs are in {run_folder}")
+    console.say(f"{example.name}: metrics, log, recordings and checkpoint go to {run_folder}")
     train(example, console, run_folder, model=model, steps=options.steps, seed=options.seed)
 
 
@@ -113,7 +113,7 @@ def settings(
         seed=seed,
         n_devices=max(1, torch.cuda.device_count()),
     )
-    found["trainer"]["experiment_name"] = example.name
+    found["trainer"] |= {"experiment_name": example.name, "save_freq": steps}  # the last one
     found["agentlightning"] |= example.agentlightning
     if model is None:
         found["data"]["max_prompt_length"] = TINY_PROMPT_WIDTH
