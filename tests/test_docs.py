@@ -162,7 +162,7 @@ def test_quoted_messages_are_in_the_sources() -> None:
     for cells in table_rows(DOCS / "troubleshooting.md"):
         if "`" not in cells[0] and cells[-1] in ("fix", "what it means", "what helps"):
             messages = cells[0] != "seen" and not cells[0].startswith("kind")
-        elif messages and not cells[0].startswith("pip:"):
+        elif messages and not cells[0].startswith(("pip:", "Hugging Face:")):
             quoted += CODE.findall(cells[0])
     assert len(quoted) > 50
     assert [message for message in quoted if not is_said(message, texts)] == []
