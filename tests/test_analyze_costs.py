@@ -35,6 +35,7 @@ SMALL: dict[str, Any] = {
     "vocab_size": 32,
     "tie_word_embeddings": False,
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 # [1,2]→[3]; [1,2,3,7]→[4]; [1,2,8]→[5]
 CALLS = (([1, 2], [3]), ([1, 2, 3, 7], [4]), ([1, 2, 8], [5]))
 
@@ -194,6 +195,12 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ({"num_experts": 64}, "num_experts_per_tok: missing"),
         ({"num_experts": 64, "mlp_only_layers": [0]}, "mlp_only_layers=.*: expected layers of eq"),
         ({"n_routed_experts": 64, "n_shared_experts": 1}, "n_shared_experts=1: expected layers"),
+        ({"num_key_value_heads": 4}, "num_key_value_heads: expected a divisor of num_attention_h"),
+        ({"num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok: expected at most 4"),
+        ({**EXPERTS, "shared_expert_intermediate_size": "5"}, "shared_expert_intermediate_size: "),
+        ({"model_type": "mamba2"}, "model_type='mamba2': expected a plain decoder"),
+        ({"is_encoder_decoder": True}, "model_type='qwen2': expected a plain decoder"),
+        ({"layer_types": "full_attention"}, "layer_types: expected a list, got 'full_attention'"),
         ({"kv_lora_rank": 512}, "kv_lora_rank: expected a model without latent attention"),
         ({"sliding_window": 4096}, "sliding_window=4096: expected full attention"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: expected 'full_"),
@@ -218,6 +225,8 @@ def test_no_configuration(tmp_path: Path, text: str, message: str) -> None:
         read_model_shape(tmp_path)
 
 
-def test_speed_is_a_number_above_0() -> None:
-    with pytest.raises(ValueError, match="tflops must be more than 0, got 0"):
-        Hardware(tflops=0.0)
+@pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf")])
+def test_speed_is_a_number_above_0(speed: float) -> None:
+    """JSON has no word for the others."""
+    with pytest.raises(ValueError, match=f"tflops must be more than 0, and finite, got {speed}"):
+        Hardware(tflops=speed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from agl_fast.analysis.layouts import Layout
 from agl_fast.analysis.model_shape import ModelShape
@@ -34,8 +35,8 @@ class Hardware:
             raise ValueError(
                 f"micro_batch_tokens must be at least 1, got {self.micro_batch_tokens}"
             )
-        if self.tflops is not None and not self.tflops > 0:
-            raise ValueError(f"tflops must be more than 0, got {self.tflops}")
+        if self.tflops is not None and not 0 < self.tflops < inf:
+            raise ValueError(f"tflops must be more than 0, and finite, got {self.tflops}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,8 @@ _UNEVEN = {
     "n_shared_experts": 0,
 }
 _FULL_ATTENTION = "full_attention"
+# Their configurations do not name their layers in layer_types.
+_RECURRENT = {"falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "recurrent_gemma", "rwkv"}
 
 
 class ModelConfigError(ValueError):
@@ -100,6 +102,12 @@ def read_model_shape(path: str | os.PathLike[str]) -> ModelShape:
 def _shape(config: Mapping[str, Any]) -> ModelShape:
     _refuse_others(config)
     hidden, layers, heads, vocabulary = (_size(config, name) for name in _REQUIRED)
+    key_heads = _size(config, "num_key_value_heads", heads)
+    if heads % key_heads:
+        raise ModelConfigError(
+            f"num_key_value_heads: expected a divisor of num_attention_heads={heads}, got "
+            f"{key_heads}"
+        )
     inner, stored_inner = _inner(config)
     tied = config.get("tie_word_embeddings", True)
     if not isinstance(tied, bool):
@@ -108,7 +116,7 @@ def _shape(config: Mapping[str, Any]) -> ModelShape:
         hidden=hidden,
         layers=layers,
         heads=heads,
-        key_heads=_size(config, "num_key_value_heads", heads),
+        key_heads=key_heads,
         head_width=_size(config, "head_dim", hidden // heads),
         inner=inner,
         stored_inner=stored_inner,
@@ -140,15 +148,25 @@ def _inner(config: Mapping[str, Any]) -> tuple[int, int]:
             raise ModelConfigError(f"{name}={config[name]}: expected layers of equal experts alone")
     of_expert = "moe_intermediate_size"
     each = _size(config, of_expert if config.get(of_expert) else "intermediate_size")
-    shared = config.get("shared_expert_intermediate_size") or 0
-    return _size(config, "num_experts_per_tok") * each + shared, experts * each + shared
+    of_shared = "shared_expert_intermediate_size"
+    shared = _size(config, of_shared) if config.get(of_shared) else 0
+    passed = _size(config, "num_experts_per_tok")
+    if passed > experts:
+        raise ModelConfigError(
+            f"num_experts_per_tok: expected at most {experts}, as there are experts, got {passed}"
+        )
+    return passed * each + shared, experts * each + shared
 
 
 def _refuse_others(config: Mapping[str, Any]) -> None:
     """Models whose layers cost something else."""
     if config.get("kv_lora_rank"):
         raise ModelConfigError("kv_lora_rank: expected a model without latent attention")
+    if config.get("model_type") in _RECURRENT or config.get("is_encoder_decoder"):
+        raise ModelConfigError(f"model_type={config.get('model_type')!r}: expected a plain decoder")
     kinds = config.get("layer_types")
+    if not isinstance(kinds, list | None):
+        raise ModelConfigError(f"layer_types: expected a list, got {kinds!r}")
     others = sorted(set(kinds or []) - {_FULL_ATTENTION})
     if others:
         raise ModelConfigError(
