@@ -71,6 +71,12 @@ def test_level_transition_says_what_it_costs() -> None:
     assert "at level trajectory calls that extend each other share one" in str(summary)
 
 
+def test_level_tree_has_no_chains_whose_prefix_could_break() -> None:
+    summary = TokenSummary("tree")
+    summary.add(metrics_of(rollout("a", ([1, 2], [3]), ([1, 9], [4])), level="tree"))
+    assert str(summary) == "1 step sampled 2 tokens in 2 calls: 100.0% trained."
+
+
 def test_before_the_first_step() -> None:
     assert str(TokenSummary("trajectory")) == "No step was finished."
 
@@ -116,6 +122,15 @@ def test_dropped_prompts_say_what_would_fit() -> None:
     found = training_rows(level="trajectory", overlong_prompt="drop").build(1, 5, "cpu").metrics
     assert found[f"{FITTING}max_prompt_length"] == 2
     assert found[f"{FITTING}max_response_length"] == 5
+
+
+@pytest.mark.parametrize(("widths", "n_lines"), [((2, 5), 1), ((1, 5), 0), ((2, 4), 0)])
+def test_levels_are_compared_where_neither_loses_tokens(
+    widths: tuple[int, int], n_lines: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows that are cut or dropped are few tokens, and no measure of what merging saves."""
+    training_rows(level="transition").build(*widths, "cpu")
+    assert capsys.readouterr().out.count("level trajectory would have forwarded 13 in 2") == n_lines
 
 
 def training_rows(**aggregator: Any) -> TrainingRows:

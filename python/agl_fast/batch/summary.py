@@ -116,6 +116,8 @@ class TokenSummary:
                     "that extend each other share one."
                 )
             return
+        if self._level == "tree":  # nobody looks for chains there
+            return
         kinds = {kind: self._count(f"mismatches/{kind}") for kind in MISMATCH_KINDS}
         if not any(kinds.values()):
             yield "No call broke a prefix."
@@ -126,7 +128,7 @@ class TokenSummary:
             f"prompts are rows' own: {', '.join(told)}."
         )
         broken = sum(kinds[kind] for kind in _BROKEN)
-        if broken and self._level != "tree":
+        if broken:
             yield (
                 "Level tree shares what such calls still have in common; an agent that keeps its "
                 "history as it was sent merges at this level already."

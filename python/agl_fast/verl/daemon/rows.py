@@ -144,7 +144,8 @@ class TrainingRows:
             self._log_mismatches(self._mismatch_log, batch, step)
         if self._options["level"] == "transition" and not self._said_savings:
             self._said_savings = True
-            self._say_savings(batch)
+            if not _took_tokens(batch.accounting):  # else both would lose other tokens
+                self._say_savings(batch)
         return batch
 
     def _log_mismatches(self, log: MismatchLog, batch: agl_fast.Batch, step: int | None) -> None:
