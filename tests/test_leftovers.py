@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import mmap
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
 from multiprocessing import resource_tracker, shared_memory
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -51,6 +53,18 @@ def test_only_new_and_unmapped_segments_are_unlinked() -> None:
     finally:
         in_use.close()
         in_use.unlink()
+
+
+@pytest.mark.skipif(not leftovers.SHARED_MEMORY.is_dir(), reason="no /dev/shm here")
+def test_a_semaphore_in_use_stays() -> None:
+    """The kernel knows it by another name: that of the file which was linked to its own."""
+    before = leftovers.shared_memory_segments()
+    in_use: Any = multiprocessing.get_context("spawn").Lock()
+    name = f"sem.{in_use._semlock.name.removeprefix('/')}"
+    assert name in leftovers.shared_memory_segments() - before
+    leftovers.unlink_abandoned_segments(before)
+    assert name in leftovers.shared_memory_segments()
+    del in_use  # unlinks it
 
 
 @pytest.mark.skipif(not leftovers.SHARED_MEMORY.is_dir(), reason="no /dev/shm here")

@@ -75,12 +75,17 @@ def unlink_abandoned_segments(before: set[str]) -> list[str]:
 
 
 def mapped_segments() -> set[str]:
-    """Names of all segments that living processes map."""
-    mapped = set()
+    """Names of all segments that living processes map.
+
+    Found by inode: a semaphore is mapped before it gets its name.
+    """
+    inodes = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
             text = maps.read_text()
         except OSError:
             continue  # ended meanwhile, or another user's
-        mapped.update(re.findall(rf"{SHARED_MEMORY}/(\S+)", text))
-    return mapped
+        inodes.update(re.findall(rf"(\d+) +{SHARED_MEMORY}/", text))
+    if not SHARED_MEMORY.is_dir():
+        return set()
+    return {entry.name for entry in os.scandir(SHARED_MEMORY) if str(entry.inode()) in inodes}
