@@ -53,7 +53,8 @@ def main() -> None:
     for name in ("check_config", "require_loadable_weights", "set_objectives"):
         setattr(entrypoint, name, lambda *_: None)
     entrypoint.trainer_arguments = lambda *_: {}
-    started = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 80_000_000}
+    started = {"num_cpus": 4, "num_gpus": 1, "include_dashboard": False}
+    started["object_store_memory"] = 80_000_000
     config = OmegaConf.create(
         {
             "algorithm": {"adv_estimator": "grpo"},
