@@ -159,7 +159,13 @@ def trajectory(folder: Path, steps: int) -> dict[str, Any]:
 
 
 def tree(folder: Path, steps: int) -> dict[str, Any]:
-    return changed(trajectory(folder, steps), {"agentlightning__trace_aggregator__level": "tree"})
+    return changed(
+        trajectory(folder, steps),
+        {
+            "agentlightning__trace_aggregator__level": "tree",
+            "agentlightning__trace_aggregator__tree_max_tokens": 4096,
+        },
+    )
 
 
 RUNS = {
