@@ -17,18 +17,14 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agl_fast.quickstart.console import Console
 from agl_fast.quickstart.environment import model_and_device, set_environment
-
-if TYPE_CHECKING:
-    from agl_fast.quickstart.run_log import Level, Played, RunLog
+from agl_fast.quickstart.run_log import LEVELS, Level, Played, RunLog
 
 IMPORT_SECONDS, MODEL_SECONDS, UPDATES_SECONDS = 300.0, 600.0, 300.0
 STEPS, REASONING_STEPS = 16, 20
 MIN_REWARD, REASONING_MIN_REWARD = 0.8, 0.7
-LEVELS: tuple[Level, ...] = ("transition", "trajectory", "tree")
 N_VALIDATION_SAMPLES = 16
 
 
@@ -99,7 +95,6 @@ def train(
         from agl_fast.quickstart.agent import find_the_number
         from agl_fast.quickstart.boxes import samples
         from agl_fast.quickstart.memory import PeakMemory
-        from agl_fast.quickstart.run_log import RunLog
         from agl_fast.quickstart.settings import SAMPLES_PER_STEP, verl_settings
         from agl_fast.quickstart.tiny_model import make_tiny_model
         from agl_fast.quickstart.training import train_agent
