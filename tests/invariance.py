@@ -78,6 +78,11 @@ class Cut:
 
 
 AS_CALLS = Cut("transition", 64)
+BRANCHED_AS_CALLS = Cut("transition", 64, branched=True)
+BRANCHED_AS_TREES = (
+    Cut("tree", 64, branched=True),
+    Cut("tree", 3, branched=True, shuffled=True, tree_max_tokens=60),
+)
 ONE_RANK = (
     Cut("trajectory", 3),
     Cut("trajectory", 64, shuffled=True, trim=False),

@@ -17,7 +17,14 @@ import plain_tree_actor
 from agl_fast.verl.trainer import step
 from agl_fast.verl.trainer.estimators import OF_ROLLOUTS
 from agl_fast.verl.tree.workers import CpuTreeTrainingWorker
-from invariance import AS_CALLS, OBJECTIVES, Cut, difference
+from invariance import (
+    AS_CALLS,
+    BRANCHED_AS_CALLS,
+    BRANCHED_AS_TREES,
+    OBJECTIVES,
+    Cut,
+    difference,
+)
 from invariance_fixtures import fixtures
 from plain_tree_actor import PlainTreeActor, PlainTreeCritic
 
@@ -28,11 +35,6 @@ IN_FLOAT64 = 1e-9
 IN_FLOAT32 = 1e-6
 FOUND = 1e-4
 
-CALLS = Cut("transition", 64, branched=True)
-TREES = (
-    Cut("tree", 64, branched=True),
-    Cut("tree", 3, branched=True, shuffled=True, tree_max_tokens=60),
-)
 THROUGH_ENGINES = (
     Cut("tree", 6, branched=True, tree_max_tokens=100),
     Cut("tree", 2, branched=True, shuffled=True, fixed=True, tree_max_tokens=60),
@@ -40,25 +42,27 @@ THROUGH_ENGINES = (
 
 
 folder, config, two_ranks, one_rank, of_two_ranks, from_calls = fixtures(
-    "tree_invariance_ranks.py", CALLS
+    "tree_invariance_ranks.py", BRANCHED_AS_CALLS
 )
 
 
 def test_the_calls_make_every_kind_of_branch():
-    batch = invariance.cut_into_rows(TREES[0])
+    batch = invariance.cut_into_rows(BRANCHED_AS_TREES[0])
     depths = batch.tensors["position_ids"]
     n_roots = ((depths == 0) & batch.tensors["attention_mask"].bool()).sum(dim=1)
     assert (n_roots > 1).any()
-    assert len(invariance.cut_into_rows(TREES[1])) > len(batch)
+    assert len(invariance.cut_into_rows(BRANCHED_AS_TREES[1])) > len(batch)
     n_tokens = batch.tensors["attention_mask"].sum()
-    assert n_tokens < 0.7 * invariance.cut_into_rows(CALLS).tensors["attention_mask"].sum()
+    assert (
+        n_tokens < 0.7 * invariance.cut_into_rows(BRANCHED_AS_CALLS).tensors["attention_mask"].sum()
+    )
 
 
 @pytest.mark.parametrize(("policy_loss", "aggregation"), OBJECTIVES)
 def test_trees_of_a_plain_model(from_calls, config, of_two_ranks, policy_loss, aggregation):
     asked = invariance.ask_for(config, policy_loss, aggregation)
     expected = from_calls(policy_loss, aggregation)
-    for cut in TREES:
+    for cut in BRANCHED_AS_TREES:
         found = invariance.learned_by_plain_model(cut, asked, actor_cls=PlainTreeActor)
         assert difference(expected, found) < IN_FLOAT64
     assert difference(expected, of_two_ranks["plain", policy_loss, aggregation]) < IN_FLOAT64
@@ -76,16 +80,16 @@ def test_plain_rows_go_through_unchanged(one_rank, config):
 def test_every_estimator(one_rank, config, estimator):
     asked = invariance.ask_for(config.copy(), "vanilla", "token-mean")
     asked.algorithm.adv_estimator = estimator
-    expected = invariance.learned_by_plain_model(CALLS, asked)
-    found = invariance.learned_by_plain_model(TREES[1], asked, actor_cls=PlainTreeActor)
+    expected = invariance.learned_by_plain_model(BRANCHED_AS_CALLS, asked)
+    found = invariance.learned_by_plain_model(BRANCHED_AS_TREES[1], asked, actor_cls=PlainTreeActor)
     assert difference(expected, found) < IN_FLOAT64
 
 
 def test_an_actor_with_a_critic(one_rank, config):
     asked = invariance.ask_for(config.copy(), "vanilla", "token-mean")
     asked.algorithm.adv_estimator = "gae"
-    expected = invariance.learned_with_critic(CALLS, asked)
-    for cut in TREES:
+    expected = invariance.learned_with_critic(BRANCHED_AS_CALLS, asked)
+    for cut in BRANCHED_AS_TREES:
         found = invariance.learned_with_critic(cut, asked, PlainTreeActor, PlainTreeCritic)
         assert difference(expected, found) < IN_FLOAT64
 
@@ -96,7 +100,7 @@ def test_a_mutant_is_found(from_calls, config, name):
     expected = from_calls("vanilla", "token-mean")
     found = [
         invariance.learned_by_plain_model(cut, asked, actor_cls=plain_tree_actor.MUTANTS[name])
-        for cut in TREES
+        for cut in BRANCHED_AS_TREES
     ]
     assert max(difference(expected, learned) for learned in found) > FOUND
 
@@ -109,7 +113,7 @@ def test_merged_samples_are_found(from_calls, config, monkeypatch):
     ]
     monkeypatch.setattr(invariance, "branched_rollouts", lambda: merged)
     asked = invariance.ask_for(config, "vanilla", "token-mean")
-    found = invariance.learned_by_plain_model(TREES[0], asked, actor_cls=PlainTreeActor)
+    found = invariance.learned_by_plain_model(BRANCHED_AS_TREES[0], asked, actor_cls=PlainTreeActor)
     expected = from_calls("vanilla", "token-mean")
     apart = (expected.parameters - found.parameters).norm() / expected.parameters.norm()
     assert apart > FOUND
@@ -129,7 +133,7 @@ def engines(one_rank: None, config: Any, folder: Path) -> list[invariance.Engine
 def test_trees_through_the_engine(engines, config, of_two_ranks, policy_loss, aggregation):
     asked = invariance.ask_for(config, policy_loss, aggregation)
     stock, of_trees = engines
-    expected = stock.learned(CALLS, asked)
+    expected = stock.learned(BRANCHED_AS_CALLS, asked)
     number = OBJECTIVES.index((policy_loss, aggregation))
     found = of_trees.learned(THROUGH_ENGINES[number % 2], asked)
     assert difference(expected, found) < IN_FLOAT32
@@ -156,4 +160,4 @@ def test_another_engine_would_learn_something_else_without_an_error(engines, con
     asked = invariance.ask_for(config, "vanilla", "token-mean")
     stock, _ = engines
     found = stock.learned(THROUGH_ENGINES[0], asked)
-    assert difference(stock.learned(CALLS, asked), found) > FOUND
+    assert difference(stock.learned(BRANCHED_AS_CALLS, asked), found) > FOUND

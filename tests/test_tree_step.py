@@ -20,7 +20,7 @@ import agl_fast
 import engine_workers
 import invariance
 from agl_fast.verl.trainer.trees import holds_trees
-from invariance import Cut, difference
+from invariance import BRANCHED_AS_CALLS, BRANCHED_AS_TREES, difference
 from plain_tree_actor import PlainTreeActor
 
 # verl's, torch's and transformers' own.
@@ -28,11 +28,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 IN_FLOAT64 = 1e-9
 FOUND = 1e-4
-CALLS = Cut("transition", 64, branched=True)
-TREES = (
-    Cut("tree", 64, branched=True),
-    Cut("tree", 3, branched=True, shuffled=True, tree_max_tokens=60),
-)
 Rollouts = list[agl_fast.Rollout]
 
 
@@ -65,8 +60,8 @@ def rollouts(monkeypatch: pytest.MonkeyPatch) -> Rollouts:
 
 def learned_alike(config: Any, told: Callable[[], dict[str, Any]] = dict) -> invariance.Learned:
     """What is learned from calls, having seen that trees teach the same."""
-    expected = invariance.learned_by_plain_model(CALLS, config, **told())
-    for cut in TREES:
+    expected = invariance.learned_by_plain_model(BRANCHED_AS_CALLS, config, **told())
+    for cut in BRANCHED_AS_TREES:
         found = invariance.learned_by_plain_model(cut, config, PlainTreeActor, **told())
         assert difference(expected, found) < IN_FLOAT64
     return expected
@@ -161,6 +156,6 @@ def test_trees_that_are_all_one_run(rollouts, config):
     for rollout in rollouts:
         del rollout.calls[1:]
     expected = learned_alike(config)
-    assert not holds_trees(invariance.cut_into_rows(TREES[0]).tensors)
-    found = invariance.learned_by_plain_model(TREES[0], config)
+    assert not holds_trees(invariance.cut_into_rows(BRANCHED_AS_TREES[0]).tensors)
+    found = invariance.learned_by_plain_model(BRANCHED_AS_TREES[0], config)
     assert difference(expected, found) < IN_FLOAT64
