@@ -205,19 +205,21 @@ def test_streams_as_it_arrives(fake, proxy):
 
 def test_training_s_sampling_overrides(fake, proxy, caplog):
     proxy.train()
-    proxy.post(temperature=0.2, top_k=0, min_p=0.1, presence_penalty=0, tool_choice="auto")
+    proxy.post(temperature=0.2, top_k=0, min_p=0.1, presence_penalty=0, tool_choice="required")
     proxy.post(temperature=0.3, top_p=0.5)
     proxy.post()
     for body in fake.bodies():
         assert (body["temperature"], body["top_p"], body["top_k"]) == (1.0, 0.9, -1)
-    assert fake.bodies()[0]["min_p"] == 0.1
+        assert body["min_p"] == 0.0
+    assert fake.bodies()[0]["tool_choice"] == "required"
     assert proxy.counts == {
         "recorded": 3,
         "sampling_overridden": 2,
         "sampling_overridden.temperature": 2,
         "sampling_overridden.top_p": 1,
+        "sampling_overridden.min_p": 1,
         "sampling_unenforced": 1,
-        "sampling_unenforced.min_p": 1,
+        "sampling_unenforced.tool_choice": 1,
     }
     assert [record.message for record in caplog.records if "temperature" in record.message] == [
         "Agents ask for temperature=0.2; training samples with temperature=1.0 (sampling: enforce)."

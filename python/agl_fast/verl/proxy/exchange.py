@@ -188,7 +188,7 @@ class Exchange:
         return self._recorder.add(origin.rollout_id, origin.attempt_id, calls)
 
     def _reply(self, response: aiohttp.ClientResponse) -> web.StreamResponse:
-        headers = replies.headers_for_agent(response.headers)
+        headers = replies.headers_for_agent(response.headers, response.status)
         return web.StreamResponse(status=response.status, reason=response.reason, headers=headers)
 
     async def _chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

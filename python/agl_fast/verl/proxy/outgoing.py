@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any
 
+from agl_fast.verl.proxy.fields import (
+    CHAT,
+    COMPLETIONS,
+    FIELDS,
+    NEUTRAL,
+    Endpoint,
+    named,
+    unknown,
+)
+from agl_fast.verl.proxy.media import media_of
 from agl_fast.verl.proxy.sampling import (
+    STRICT_TOOLS,
     Phase,
     deviations,
     has_strict_tools,
+    is_on,
     loosened,
+    number,
     sampling_of,
-    unenforceable,
 )
 
-Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions"]
-
-
-# Of OpenAI's and vLLM's content parts: image_url, input_audio, video_url, …
-_MEDIA = ("image", "audio", "video")
+_UNTRAINED = "send the header X-AGL-Train: 0 with a call that is not trained"
 
 
 class BadRequestError(ValueError):
@@ -33,23 +41,29 @@ class Outgoing:
 
     Attributes:
         body: the JSON object.
+        recorded: the answer becomes a call. Otherwise the request goes out as it came.
         capped: ``max_tokens`` is ours.
         choices: how many the answer will have.
-        sampling: what the request states after our changes.
+        sampling: what the request states after our changes, without neutral values.
         overridden: the agent's value and the run's, by parameter, where the run's went out.
         deviating: the same where the agent's went out.
         unenforced: parameters that change what is sampled and that the trainer does not know.
+        replaced: fields that would have taken ids from the answer or given it an id.
+        unknown: fields that ``fields.FIELDS`` does not have.
         seeded: a training request has a seed of its own.
     """
 
     body: Mapping[str, Any]
-    capped: bool
-    choices: int
-    sampling: Mapping[str, Any]
-    overridden: Mapping[str, tuple[Any, float]]
-    deviating: Mapping[str, tuple[Any, float]]
-    unenforced: list[str]
-    seeded: bool
+    recorded: bool = True
+    capped: bool = False
+    choices: int = 1
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    overridden: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    deviating: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    unenforced: list[str] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    seeded: bool = False
 
     def json(self) -> bytes:
         return _dumps(self.body)
@@ -76,35 +90,36 @@ def read_body(raw: bytes) -> dict[str, Any]:
 def recordable(
     body: Mapping[str, Any], endpoint: Endpoint, phase: Phase, *, trainable: bool
 ) -> Outgoing:
-    """The request with what recording and training need; everything else is untouched.
+    """The request with what recording and training need (``fields.FIELDS``).
 
     Raises:
-        BadRequestError: it would be trained on, and has content that rows cannot hold.
+        BadRequestError: it would be trained on, and has content or a field that rows cannot hold.
     """
-    if phase.name == "train" and trainable:
-        _refuse_media(body)
-    changed = {**body, "return_token_ids": True}
-    if endpoint == "/v1/chat/completions":
-        changed["logprobs"] = True
-        # An explicit null would switch log-probs off.
-        if changed.get("top_logprobs") is None:
-            changed["top_logprobs"] = 0
-    elif changed.get("logprobs") is None:
-        changed["logprobs"] = 0
-    overridden: dict[str, tuple[Any, float]] = {}
-    deviating: dict[str, tuple[Any, float]] = {}
+    trains = phase.trains(trainable=trainable)
+    if _echoes(body, endpoint) and (not trains or _samples_nothing(body)):
+        # Beside token ids vLLM returns no text of the prompt, which is what the agent wants.
+        return Outgoing(body, recorded=False)
+    if trains:
+        _refuse(body, endpoint)
+    changed, replaced = _for_recording(body, endpoint)
+    overridden: dict[str, tuple[Any, Any]] = {}
+    deviating: dict[str, tuple[Any, Any]] = {}
     unenforced: list[str] = []
     if phase.sampling is not None and trainable:
         different = deviations(body, phase.sampling)
+        if trains:
+            unenforced = named(body, endpoint, "form")
         if phase.enforces(trainable=trainable):
-            overridden, unenforced = different, unenforceable(body)
+            overridden = different
+            changed = {name: value for name, value in changed.items() if name not in NEUTRAL}
             changed.update(phase.sampling.parameters())
             if has_strict_tools(body):
                 changed["tools"] = loosened(body["tools"])
-                overridden["tools.function.strict"] = (True, False)
+                overridden[STRICT_TOOLS] = (True, False)
         else:
-            if phase.name == "train":
+            if trains:
                 deviating = different
+                unenforced += [STRICT_TOOLS] if has_strict_tools(body) else []
             for name, ours in phase.sampling.parameters().items():
                 if changed.get(name) is None:
                     changed[name] = ours
@@ -115,31 +130,64 @@ def recordable(
         body=changed,
         capped=cap is not None,
         choices=_choices(body, endpoint),
-        sampling=sampling_of(changed),
+        sampling=sampling_of(changed, endpoint),
         overridden=overridden,
         deviating=deviating,
         unenforced=unenforced,
-        seeded=phase.name == "train" and trainable and body.get("seed") is not None,
+        replaced=replaced,
+        unknown=unknown(body, endpoint) if trains else [],
+        seeded=trains and body.get("seed") is not None,
     )
 
 
-def _refuse_media(body: Mapping[str, Any]) -> None:
-    """The trainer would compute log-probs without the images, and nobody would notice."""
-    messages = body.get("messages")
-    for message in messages if isinstance(messages, list) else []:
-        content = message.get("content") if isinstance(message, dict) else None
-        for part in content if isinstance(content, list) else []:
-            kind = part.get("type") if isinstance(part, dict) else None
-            if isinstance(kind, str) and any(word in kind for word in _MEDIA):
-                raise BadRequestError(
-                    f"a message has a part of type {kind!r}: training rows hold text only; send "
-                    "text, or the header X-AGL-Train: 0 for a call that is not trained"
-                )
+def _refuse(body: Mapping[str, Any], endpoint: Endpoint) -> None:
+    """The trainer would compute log-probs of another context or distribution."""
+    name = media_of(body.get("messages")) if endpoint == CHAT else None
+    if name is not None:
+        raise BadRequestError(
+            f"a message has a part of type {name!r}: training rows hold text only; send text, or "
+            f"{_UNTRAINED}"
+        )
+    for name in named(body, endpoint, "refused"):
+        raise BadRequestError(
+            f"{name} in a call that is trained: {FIELDS[endpoint][name].because}; or {_UNTRAINED}"
+        )
+
+
+def _echoes(body: Mapping[str, Any], endpoint: Endpoint) -> bool:
+    return endpoint == COMPLETIONS and is_on(body.get("echo"))
+
+
+def _samples_nothing(body: Mapping[str, Any]) -> bool:
+    return number(body.get("max_tokens")) == 0
+
+
+def _for_recording(body: Mapping[str, Any], endpoint: Endpoint) -> tuple[dict[str, Any], list[str]]:
+    """The body with ids and log-probs asked for; the agent's fields that this replaced."""
+    replaced = named(body, endpoint, "removed")
+    changed = {
+        name: value
+        for name, value in body.items()
+        if name not in FIELDS[endpoint] or FIELDS[endpoint][name].treatment != "removed"
+    }
+    changed["return_token_ids"] = True
+    if endpoint == COMPLETIONS:
+        if changed.get("logprobs") is None:
+            changed["logprobs"] = 0
+        return changed, replaced
+    changed["logprobs"] = True
+    # An explicit null would switch log-probs off.
+    if changed.get("top_logprobs") is None:
+        changed["top_logprobs"] = 0
+    if changed.get("include_reasoning") is not None and not is_on(changed["include_reasoning"]):
+        changed["include_reasoning"] = True
+        replaced.append("include_reasoning")
+    return changed, replaced
 
 
 def _missing_limit(body: Mapping[str, Any], endpoint: Endpoint, phase: Phase) -> int | None:
     # The completions endpoint has a default of its own.
-    if phase.sampling is None or endpoint != "/v1/chat/completions":
+    if phase.sampling is None or endpoint != CHAT:
         return None
     if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
         return phase.sampling.max_tokens
@@ -147,11 +195,11 @@ def _missing_limit(body: Mapping[str, Any], endpoint: Endpoint, phase: Phase) ->
 
 
 def _choices(body: Mapping[str, Any], endpoint: Endpoint) -> int:
-    n = body.get("n")
-    per_prompt = n if isinstance(n, int) else 1
+    n = number(body.get("n"))
+    per_prompt = 1 if n is None else n
     prompts = body.get("prompt")
     # A list of numbers is one prompt.
-    many = endpoint == "/v1/completions" and isinstance(prompts, list)
+    many = endpoint == COMPLETIONS and isinstance(prompts, list)
     if many and prompts and isinstance(prompts[0], str | list):
         return per_prompt * len(prompts)
     return per_prompt

@@ -44,7 +44,8 @@ class Recorder:
                                  were given up; ``discarded_tokens``: what they sampled
     forgotten                    choices nobody had taken when the next phase began: they came after
                                  their rollout had ended; ``forgotten_tokens``
-    unrecorded                   requests on a path without a rollout: forwarded, not recorded
+    unrecorded                   requests on a path without a rollout, or with an echo that is not
+                                 trained: forwarded, not recorded
     client_gone                  requests whose agent left before the answer was complete
     streams                      answers sent as server-sent events
     sampling_overridden          requests that asked for other sampling than the run's, and lost;
@@ -62,6 +63,11 @@ class Recorder:
     without_token_ids            answers 200 that lacked token ids: the request failed
     not_supported                requests for an endpoint that returns no token ids
     unauthorized, bad_requests   requests refused here
+    unknown_rollouts             requests refused here (404): their rollout is not in the open batch
+    unknown_models               answers 404 of a server, replaced by the name to ask for
+    fields_replaced              requests whose request_id was left out or whose include_reasoning
+                                 was set; ``fields_replaced.request_id`` etc.: by field
+    fields_unknown               training requests with fields that agl_fast does not know
     ===========================  ==================================================================
     """
 

@@ -35,11 +35,23 @@ _NOT_TO_SERVER = _OF_CONNECTION | {
 }
 
 
-def error(status: int, kind: str, message: str) -> web.Response:
-    """An error as OpenAI's clients read it."""
+# OpenAI's clients obey it; without it they try again after 408, 409, 429 and every 5xx.
+_NO_RETRY = {"x-should-retry": "false"}
+_NOT_IMPLEMENTED = 501
+
+
+def error(status: int, kind: str, message: str, *, retry: bool = False) -> web.Response:
+    """An error as OpenAI's clients read it.
+
+    Args:
+        retry: the same request may succeed later: whether the client tries again is its choice.
+    """
     body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
     return web.Response(
-        status=status, body=json.dumps(body).encode(), content_type="application/json"
+        status=status,
+        body=json.dumps(body).encode(),
+        content_type="application/json",
+        headers={} if retry else _NO_RETRY,
     )
 
 
@@ -52,7 +64,10 @@ def headers_for_server(headers: Mapping[str, str], api_key: str | None) -> CIMul
     return passed
 
 
-def headers_for_agent(headers: Mapping[str, str]) -> CIMultiDict[str]:
-    return CIMultiDict(
+def headers_for_agent(headers: Mapping[str, str], status: int) -> CIMultiDict[str]:
+    passed = CIMultiDict(
         (name, value) for name, value in headers.items() if name.lower() not in _OF_CONNECTION
     )
+    if status == _NOT_IMPLEMENTED:
+        passed.extend(_NO_RETRY)
+    return passed

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import re
-import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
-from urllib.parse import unquote
+from typing import TypeAlias
 
 import aiohttp
 from aiohttp import web
@@ -24,14 +22,11 @@ from agl_fast.verl.proxy.exchange import (
     Origin,
     StoreFailedError,
 )
+from agl_fast.verl.proxy.fields import CHAT, COMPLETIONS, Endpoint
 from agl_fast.verl.proxy.fleet import Fleet, NoServerError, Server
-from agl_fast.verl.proxy.outgoing import (
-    BadRequestError,
-    Endpoint,
-    Outgoing,
-    read_body,
-    recordable,
-)
+from agl_fast.verl.proxy.incoming import origin_of, split_path
+from agl_fast.verl.proxy.notices import Notices
+from agl_fast.verl.proxy.outgoing import BadRequestError, Outgoing, read_body, recordable
 from agl_fast.verl.proxy.recorder import Recorder
 from agl_fast.verl.proxy.sampling import Phase
 
@@ -39,29 +34,43 @@ logger = logging.getLogger(__name__)
 
 NextSequence: TypeAlias = Callable[[str, str], Awaitable[int]]
 
-# With or without /v1: a base_url of Agent-lightning ends before it, and agents may add it.
-_PATH = re.compile(r"(?:/rollout/([^/]+)/attempt/([^/]+))?(?:/v1)?(/[^?]*)")
-_RECORDED: dict[str, Endpoint] = {
-    "/chat/completions": "/v1/chat/completions",
-    "/completions": "/v1/completions",
-}
+_RECORDED: dict[str, Endpoint] = {"/chat/completions": CHAT, "/completions": COMPLETIONS}
 _NOT_SUPPORTED = {"/messages", "/responses"}
 _NO_IDS = (
     "{reason}. The server was asked with return_token_ids, which vLLM knows since 0.10.2: without "
-    "ids there is nothing to train on. Use such a server, and no include_reasoning: false"
+    "ids there is nothing to train on"
 )
-_TRAINABLE = {"1": True, "true": True, "0": False, "false": False}
+_UNKNOWN_ROLLOUT = (
+    "rollout {rollout_id!r} is not in the batch that runs now: it has ended, or belongs to "
+    "another run. Agents get their base_url from the resource main_llm of their own rollout"
+)
+_UNKNOWN_MODEL = (
+    "the servers know no model {asked!r}: ask for {ours!r}, the `model` of the resource main_llm"
+)
+_MISNAMED_MODEL = (
+    "the vLLM servers do not know the policy by the name {name!r} (404): check "
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.served_model_name"
+)
+
+
+class UnknownRolloutError(LookupError):
+    """A request names a rollout that is not in the open batch."""
 
 
 class ProxyServer:
     """Serves the agents.
 
-    ``fleet``, ``phase`` and ``next_sequence`` may be replaced from any thread at any time; a
-    request uses those that it found when it came.
+    ``fleet``, ``phase``, ``next_sequence``, ``rollouts`` and ``unknown_models`` may be replaced
+    from any thread at any time; a request uses those that it found when it came.
 
     Args:
         ids_for_everybody: requests that name no rollout go out as those that do: the run's
             sampling, token ids in the answer. They are not recorded.
+
+    Attributes:
+        rollouts: ids of the rollouts that are served; None: every one is.
+        unknown_models: how often the servers answered that they do not know a model, by the name
+            that the agents asked for.
     """
 
     def __init__(
@@ -71,17 +80,19 @@ class ProxyServer:
         self.fleet = Fleet([])
         self.phase = Phase()
         self.next_sequence: NextSequence | None = None
+        self.rollouts: frozenset[str] | None = None
+        self.unknown_models: Counter[str] = Counter()
         self._api_key = api_key
         self._timeout_seconds = timeout_seconds
         self._ids_for_everybody = ids_for_everybody
         self._connections: Connections | None = None
         self._hanging_up = False
-        self._said: set[str] = set()
+        self._notices = Notices(self.recorder)
 
     def application(self) -> web.Application:
         """The server as aiohttp runs it, in the event loop of this call's thread."""
         app = web.Application(client_max_size=0)  # images are large
-        app.router.add_route("*", "/{path:.*}", self.handle)
+        app.router.add_route("*", r"/{path:[\s\S]*}", self.handle)  # "." matches no line break
         app.on_startup.append(self._open)
         app.on_shutdown.append(self._hang_up)
         app.on_cleanup.append(self._close)
@@ -104,10 +115,10 @@ class ProxyServer:
         if not self._may_enter(request):
             self.recorder.count("unauthorized")
             return replies.error(401, "authentication_error", "the proxy's api_key is required")
-        match = _PATH.fullmatch(request.rel_url.raw_path)
-        if match is None:
+        parts = split_path(request.rel_url.raw_path)
+        if parts is None:
             return self._unknown_path(request)
-        rollout_id, attempt_id, path = match.groups()
+        rollout_id, attempt_id, path = parts
         if path in _NOT_SUPPORTED:
             return self._not_supported(path)
         exchange = Exchange(request, self.recorder, self.next_sequence)
@@ -120,20 +131,30 @@ class ProxyServer:
                 self.recorder.count("unrecorded")
                 if not self._ids_for_everybody:
                     return await self._pass_on(request, exchange, _RECORDED[path], None)
-            origin = _origin(request, unquote(rollout_id or ""), unquote(attempt_id or ""))
+            origin = origin_of(request.headers, rollout_id, attempt_id)
+            self._require_known(origin)
             return await self._record(request, exchange, _RECORDED[path], origin)
         except BadRequestError as error:
             return self._fail(exchange, "bad_requests", 400, "invalid_request_error", str(error))
+        except UnknownRolloutError as error:
+            return self._fail(exchange, "unknown_rollouts", 404, "not_found_error", str(error))
         except (NoServerError, UnreachableError, BrokenAnswerError) as error:
-            return self._fail(exchange, "server_errors", 502, "server_error", str(error))
+            return self._fail(
+                exchange, "server_errors", 502, "server_error", str(error), retry=True
+            )
         except NoTokenIdsError as error:
             message = _NO_IDS.format(reason=error)
             logger.error("%s", message)
-            return self._fail(exchange, "without_token_ids", 502, "server_error", message)
+            # Another server may have them.
+            retry = len(self.fleet.servers) > 1
+            return self._fail(
+                exchange, "without_token_ids", 502, "server_error", message, retry=retry
+            )
         except StoreFailedError as error:
             logger.error("A call of rollout %s is lost: %s", rollout_id, error)
-            return self._fail(exchange, "store_errors", 503, "server_error", str(error))
+            return self._fail(exchange, "store_errors", 503, "server_error", str(error), retry=True)
         except asyncio.TimeoutError:  # not yet the builtin one in Python 3.10
+            # The store gives up the attempt after the same time.
             message = f"no answer within {self._timeout_seconds:g} s"
             return self._fail(exchange, "timeouts", 504, "timeout_error", message)
         except AgentGoneError:
@@ -148,10 +169,22 @@ class ProxyServer:
             self.recorder.count("client_gone")
 
     def _fail(
-        self, exchange: Exchange, counted: str, status: int, kind: str, message: str
+        self,
+        exchange: Exchange,
+        counted: str,
+        status: int,
+        kind: str,
+        message: str,
+        *,
+        retry: bool = False,
     ) -> web.StreamResponse:
         self.recorder.count(counted)
-        return exchange.instead(replies.error(status, kind, message))
+        return exchange.instead(replies.error(status, kind, message, retry=retry))
+
+    def _require_known(self, origin: Origin) -> None:
+        known = self.rollouts
+        if origin.rollout_id and known is not None and origin.rollout_id not in known:
+            raise UnknownRolloutError(_UNKNOWN_ROLLOUT.format(rollout_id=origin.rollout_id))
 
     def _may_enter(self, request: web.Request) -> bool:
         if self._api_key is None:
@@ -176,8 +209,8 @@ class ProxyServer:
         return replies.error(
             501,
             "not_supported_error",
-            f"vLLM returns no token ids from /v1{path}, so there would be nothing to train on; "
-            "use /v1/chat/completions",
+            f"the proxy does not record /v1{path}, so there would be nothing to train on; use "
+            "/v1/chat/completions",
         )
 
     async def _pass_on(
@@ -199,10 +232,13 @@ class ProxyServer:
         body = read_body(await request.read())
         rollout_id = origin.rollout_id or None
         server = fleet.server_for(rollout_id)
-        if body.get("model") in (None, fleet.model_name):
+        asked = body.get("model")
+        if asked in (None, fleet.model_name):
             body["model"] = server.model
         outgoing = recordable(body, path, phase, trainable=origin.trainable)
-        self._count_sampling(outgoing)
+        self._notices.count(outgoing)
+        if not outgoing.recorded:
+            self.recorder.count("unrecorded")
         origin.sampling = outgoing.sampling
         with server.busy():
             response = await self._send(request, server, path, outgoing.json(), rollout_id)
@@ -211,11 +247,24 @@ class ProxyServer:
                     request, server, path, outgoing, response, origin
                 )
             async with response:
-                if response.status != 200 or rollout_id is None:
+                if response.status == 404:
+                    return self._unknown_model(asked, fleet, server)
+                if response.status != 200 or rollout_id is None or not outgoing.recorded:
                     return await exchange.forward(response)
                 if response.content_type == "text/event-stream":
                     return await exchange.record_stream(response, origin, outgoing.choices)
                 return await exchange.record_whole(response, origin)
+
+    def _unknown_model(self, asked: object, fleet: Fleet, server: Server) -> web.Response:
+        """In place of a server's 404, which does not say what to ask for."""
+        self.recorder.count("client_errors")
+        self.recorder.count("unknown_models")
+        if asked in (None, fleet.model_name):
+            message = _MISNAMED_MODEL.format(name=server.model)
+        else:
+            message = _UNKNOWN_MODEL.format(asked=asked, ours=fleet.model_name)
+        self.unknown_models[message] += 1
+        return replies.error(404, "not_found_error", message)
 
     async def _without_cap(
         self,
@@ -255,65 +304,3 @@ class ProxyServer:
         except UnreachableError:
             self.fleet.failed(server, rollout_id)
             raise
-
-    def _count_sampling(self, outgoing: Outgoing) -> None:
-        if outgoing.capped:
-            self.recorder.count("max_tokens_capped")
-        if outgoing.seeded:
-            self.recorder.count("seeded")
-            self._say_once("seeded", "seed", None)
-        for kind, asked in (
-            ("overridden", outgoing.overridden),
-            ("deviating", outgoing.deviating),
-            ("unenforced", dict.fromkeys(outgoing.unenforced)),
-        ):
-            if asked:
-                self.recorder.count(f"sampling_{kind}")
-            for name, values in asked.items():
-                self.recorder.count(f"sampling_{kind}.{name}")
-                self._say_once(kind, name, values)
-
-    def _say_once(self, kind: str, name: str, values: tuple[Any, float] | None) -> None:
-        if f"{kind}.{name}" in self._said:
-            return
-        self._said.add(f"{kind}.{name}")
-        if kind == "seeded":
-            logger.warning(
-                "Agents send a seed: rollouts of one sample that ask the same get the same answer, "
-                "and there is nothing to be learned from comparing them."
-            )
-        elif values is None:
-            logger.warning(
-                "Agents set %s, which changes what is sampled; the trainer's log-probs know "
-                "nothing of it.",
-                name,
-            )
-        elif kind == "overridden":
-            logger.warning(
-                "Agents ask for %s=%s; training samples with %s=%s (sampling: enforce).",
-                name,
-                values[0],
-                name,
-                values[1],
-            )
-        else:
-            logger.warning(
-                "Agents sample with %s=%s; the trainer computes log-probs with %s=%s.",
-                name,
-                values[0],
-                name,
-                values[1],
-            )
-
-
-def _origin(request: web.Request, rollout_id: str, attempt_id: str) -> Origin:
-    train = request.headers.get("X-AGL-Train", "1").strip().lower()
-    if train not in _TRAINABLE:
-        raise BadRequestError(f"X-AGL-Train must be 0 or 1, got {train!r}")
-    return Origin(
-        rollout_id=rollout_id,
-        attempt_id=attempt_id,
-        trainable=_TRAINABLE[train],
-        agent=request.headers.get("X-AGL-Agent"),
-        started_at=time.time(),
-    )

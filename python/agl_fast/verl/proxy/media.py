@@ -1,0 +1,55 @@
+"""Parts of messages that are no text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+# Within the type of a content part: image_url, input_audio, video_url, prompt_embeds, …
+_TYPES = ("image", "audio", "video", "embeds")
+# What a content part holds, where it may lack a type.
+_NAMES = frozenset(
+    (
+        *("image", "image_url", "image_pil", "image_embeds", "input_image"),
+        *("audio", "audio_url", "audio_embeds", "input_audio"),
+        *("video", "video_url", "prompt_embeds"),
+    )
+)
+# vLLM takes the content of a part with one of these from its cache.
+_REFERENCE = "uuid"
+
+
+def media_of(messages: Any) -> str | None:
+    """What the first part that is no text is called; None: there is text only.
+
+    A part counts by its type, or without one by the names of what it holds.
+    """
+    for message in messages if isinstance(messages, list) else []:
+        if isinstance(message, Mapping):
+            for part in _parts(message.get("content")):
+                if (name := _media_name(part)) is not None:
+                    return name
+    return None
+
+
+def _parts(content: Any) -> Iterator[Mapping[str, Any]]:
+    """Every object within a message's content, at any depth."""
+    waiting = [content]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, list):
+            waiting += reversed(each)
+        elif isinstance(each, Mapping):
+            yield each
+            waiting.append(each.get("content"))
+
+
+def _media_name(part: Mapping[str, Any]) -> str | None:
+    kind = part.get("type")
+    if isinstance(kind, str) and any(word in kind for word in _TYPES):
+        return kind
+    for name in _NAMES & part.keys():
+        # Clients write null for what a part of text lacks.
+        if part[name] is not None or part.get(_REFERENCE) is not None:
+            return name
+    return None
