@@ -60,8 +60,9 @@ class AgentModeDaemon:
     Args:
         port: of mode ``v0``'s server. The proxy's is in ``proxy_settings``.
         train_rollout_n: rollouts of each training sample. A validation sample has one.
-        train_information: ``model``, the name that agents see, and how training samples:
-            ``temperature`` (0.7), ``top_p`` (1.0), ``top_k`` (-1: every token).
+        train_information: ``model``, the name that agents see; ``served_model``, the name by which
+            the vLLM servers know it (the same); and how training samples: ``temperature`` (0.7),
+            ``top_p`` (1.0), ``top_k`` (-1: every token).
         tokenizer: used with ``trace_aggregator.debug`` to tell retokenised text apart.
         pad_token_id: id written where no token is.
         reward_fillna_value: reward of rollouts that have none.
@@ -262,7 +263,8 @@ class AgentModeDaemon:
     async def _set_up(self, samples: list[dict[str, Any]], server_addresses: list[str]) -> None:
         if server_addresses != self._server_addresses:
             model = self.train_information["model"]
-            entries = [model_entry(model, each) for each in server_addresses]
+            served = self.train_information.get("served_model", model)
+            entries = [model_entry(model, served, each) for each in server_addresses]
             self.llm_proxy.update_model_list(entries)
             self._server_addresses = server_addresses
         if not self.llm_proxy.is_running():
@@ -278,6 +280,8 @@ class AgentModeDaemon:
         n = self.train_rollout_n if self.is_train else 1
         requests = rollout_requests(samples, n, phase, resources_id, self.rollout_config())
         rollouts = await self._source.enqueue(requests)
+        if self.store is not None:
+            self.llm_proxy.serve_only([each.rollout_id for each in rollouts])
         seconds = self.rollout_deadline_seconds or self.llm_timeout_seconds
         self._batch = RunningBatch(
             self._source,
@@ -293,7 +297,8 @@ class AgentModeDaemon:
 
         Raises:
             TimeoutError: no runner takes the rollouts.
-            RuntimeError: the store failed; its error is the cause.
+            RuntimeError: the store failed; its error is the cause. Or no call was answered, as the
+                servers do not know the model that was asked for.
             ValueError: the adapter matches none of a rollout's calls, or a call or reward is
                 wrong; the message names the rollout.
         """
@@ -302,6 +307,8 @@ class AgentModeDaemon:
             return
         collect = self._batch.collect(self._take, verbose=verbose)
         self._loop.run(collect, what="waiting for rollouts", meanwhile=self.check)
+        if self.store is not None:
+            self.llm_proxy.require_known_model()
 
     def rollout_finished(self, outcome: Outcome) -> None:
         """Called with each rollout of a training or validation batch; nothing by default.
@@ -384,6 +391,8 @@ class AgentModeDaemon:
         self.validated_rollouts = []
         if batch is None:
             return
+        if self.store is not None:
+            self.llm_proxy.serve_only([])
         self._stale = set(batch.running)
         if self._stale and self._loop is not None:
             self._loop.run(batch.cancel(), what="cancelling rollouts", seconds=CLEAR_SECONDS)

@@ -37,9 +37,15 @@ def _policy(values: Mapping[str, Any], enforce: bool, max_tokens: int | None) ->
     )
 
 
-def model_entry(model: str, address: str) -> dict[str, Any]:
-    """One vLLM server in a proxy's model list."""
-    parameters = {"model": f"hosted_vllm/{model}", "api_base": f"http://{address}/v1/"}
+def model_entry(model: str, served_model: str, address: str) -> dict[str, Any]:
+    """One vLLM server in a proxy's model list.
+
+    Args:
+        model: the name that agents ask for.
+        served_model: the server's own name of it.
+        address: ``host:port``.
+    """
+    parameters = {"model": f"hosted_vllm/{served_model}", "api_base": f"http://{address}/v1/"}
     return {"model_name": model, "litellm_params": parameters}
 
 

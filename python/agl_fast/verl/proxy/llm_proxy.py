@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 from agl_fast.verl.addresses import is_loopback, routable_address, url_host
@@ -111,11 +112,30 @@ class LLMProxy(agentlightning.LLMProxy):
     def begin(self, phase: PhaseName, policy_version: int, sampling: SamplingPolicy | None) -> None:
         """What the calls that start from now on belong to; call it before rollouts are enqueued.
 
-        Calls that nobody took, and which rollout used which server, are forgotten.
+        Calls that nobody took, and which rollout used which server, are forgotten. Every rollout is
+        served until `serve_only` says which ones exist.
         """
         self.recorder.forget_all()
         self._server.fleet.forget_rollouts()
+        self._server.rollouts = None
+        self._server.unknown_models = Counter()
         self._server.phase = Phase(phase, policy_version, sampling)
+
+    def serve_only(self, rollout_ids: Collection[str]) -> None:
+        """Answer requests of all other rollouts with 404, and discard what they have done so far.
+
+        Attempts are not told apart: a retry has another attempt id.
+        """
+        self._server.rollouts = frozenset(rollout_ids)
+        self.recorder.discard_others(rollout_ids)
+
+    def require_known_model(self) -> None:
+        """Raise RuntimeError where the servers know none of the models that this phase's calls
+        asked for."""
+        unknown = self._server.unknown_models
+        if unknown and not self.recorder.counts.get("recorded"):
+            ((message, count),) = unknown.most_common(1)
+            raise RuntimeError(f"no call was answered, {count} of them with 404: {message}")
 
     def update_model_list(self, model_list: list[Any]) -> None:
         """Replace the servers, also while the proxy runs.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -130,6 +130,12 @@ class Recorder:
         """Forget what every attempt of a rollout has left, and count it."""
         with self._lock:
             self._count_lost("discarded", self._calls.pop(rollout_id, {}))
+
+    def discard_others(self, rollout_ids: Collection[str]) -> None:
+        """Forget what all rollouts but these have left, and count it."""
+        with self._lock:
+            for rollout_id in self._calls.keys() - set(rollout_ids):
+                self._count_lost("discarded", self._calls.pop(rollout_id))
 
     def forget_all(self) -> None:
         """Forget every call; count those nobody had taken."""
