@@ -17,8 +17,9 @@ pytest.importorskip("verl", reason="needs the extra [cpu] or [verl]")
 from omegaconf import OmegaConf
 
 from agl_fast.platform_cpu.load_errors import ReportsLoadErrors
-from agl_fast.verl.config import ENGINE_KWARGS, OWN_CONFIG, compose
+from agl_fast.verl.config import OWN_CONFIG, compose
 from agl_fast.verl.config_keys import AgentLightningKeys
+from agl_fast.verl.config_servers import ENGINE_KWARGS
 from agl_fast.verl.config_types import check_types
 from agl_fast.verl.cpu_defaults import BUCKET, cpu_defaults
 from agl_fast.verl.renamed_keys import leaves

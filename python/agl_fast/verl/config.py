@@ -19,14 +19,13 @@ from verl.utils.device import get_device_name
 from agl_fast.verl.config_batches import check_batches, fill_in_batches
 from agl_fast.verl.config_checks import check_combinations
 from agl_fast.verl.config_choices import check_choices
+from agl_fast.verl.config_servers import tell_servers
 from agl_fast.verl.config_types import check_types
 from agl_fast.verl.config_unknown import unknown_own_keys
 from agl_fast.verl.cpu_defaults import fill_in, fit_bucket
 from agl_fast.verl.renamed_keys import leaves, nested, rename
-from agl_fast.verl.tool_parsers import tool_options
 
 OWN_CONFIG = Path(__file__).with_name("config.yaml")
-ENGINE_KWARGS = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 HOOK = "agentlightning.rollout_hook"
 _SECRETS = ("agentlightning.proxy.api_key",)
 USE_V1_LINE = (
@@ -82,7 +81,7 @@ def compose(settings: Mapping[str, Any], *, device: str | None = None) -> Compos
     check_choices(config)
     check_batches(config)
     lines += check_combinations(config)
-    _let_vllm_parse_tools(config)
+    tell_servers(config)
     _check_with_verl(config)
     return Composed(config, lines)
 
@@ -190,16 +189,6 @@ def _loss_scale_factor(config: DictConfig) -> int:
         else config.data.max_response_length
     )
     return int(width if configured is None else configured)
-
-
-def _let_vllm_parse_tools(config: DictConfig) -> None:
-    multi_turn_format = config.actor_rollout_ref.rollout.multi_turn.format
-    chosen = OmegaConf.select(config, ENGINE_KWARGS) or {}
-    if multi_turn_format is None or "tool_call_parser" in chosen:
-        return
-    for name, value in tool_options(multi_turn_format).items():
-        if name not in chosen:
-            OmegaConf.update(config, f"{ENGINE_KWARGS}.{name}", value, force_add=True)
 
 
 def _check_with_verl(config: DictConfig) -> None:

@@ -18,6 +18,7 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils.tracking import Tracking
 
 import agl_fast
+from agl_fast.verl.config_servers import served_model_name
 from agl_fast.verl.credit import credit_assignment
 from agl_fast.verl.daemon import AgentModeDaemon, ValidatedRollout, validation_metrics
 from agl_fast.verl.trainer.checkpoints import last_whole_checkpoint
@@ -303,6 +304,7 @@ class AgentLightningTrainer(RayPPOTrainer):
         keywords: dict[str, Any] = {
             "train_information": {
                 "model": self.config.actor_rollout_ref.model.path,
+                "served_model": served_model_name(self.config),
                 "temperature": rollout.temperature,
                 "top_p": rollout.top_p,
                 "top_k": rollout.top_k,

@@ -1,0 +1,102 @@
+"""Engine arguments of the vLLM servers that follow from other keys: name, prompts, tools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from agl_fast.verl.tool_parsers import tool_options
+
+ENGINE_KWARGS = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+TEMPLATE_KWARGS = "data.apply_chat_template_kwargs"
+SERVED_NAME = "served_model_name"
+
+
+def tell_servers(config: DictConfig) -> None:
+    """Fill in the engine arguments that follow from other keys of the configuration.
+
+    verl renders prompts and parses tool calls in its own agent loop, and tells its vLLM servers
+    nothing of it. Here the servers do both.
+
+    Raises:
+        ValueError: an engine argument contradicts the key that it would follow from.
+    """
+    _name_the_model(config)
+    _render_prompts(config)
+    _parse_tools(config)
+
+
+def served_model_name(config: DictConfig) -> str:
+    """The name by which the servers know the model.
+
+    verl starts a server on the model's local path (`use_shm`, `hdfs://`: a copy's), and with
+    `prometheus.enable` names the model by the last part of `prometheus.served_model_name`.
+    """
+    prometheus = config.actor_rollout_ref.rollout.prometheus
+    if prometheus.enable and prometheus.served_model_name:
+        return str(prometheus.served_model_name).split("/")[-1]
+    named = _engine_kwargs(config).get(SERVED_NAME)
+    if isinstance(named, str):
+        return named
+    # vLLM answers to each name of a list.
+    return str(named[0]) if named else str(config.actor_rollout_ref.model.path)
+
+
+def _name_the_model(config: DictConfig) -> None:
+    if not _engine_kwargs(config).get(SERVED_NAME):
+        _set(config, SERVED_NAME, "${actor_rollout_ref.model.path}")
+
+
+def _render_prompts(config: DictConfig) -> None:
+    model = config.actor_rollout_ref.model
+    _follow(config, "chat_template", "actor_rollout_ref.model.custom_chat_template")
+    if model.tokenizer_path != model.path:
+        _follow(config, "tokenizer", "actor_rollout_ref.model.tokenizer_path")
+    wanted = OmegaConf.select(config, TEMPLATE_KWARGS)
+    if not wanted:
+        return
+    name = "default_chat_template_kwargs"
+    theirs = _engine_kwargs(config).get(name) or {}
+    ours = OmegaConf.to_container(wanted, resolve=True)
+    for key, value in ours.items():
+        if theirs.get(key, value) != value:
+            raise ValueError(
+                f"{TEMPLATE_KWARGS}.{key}={value!r}: expected {theirs[key]!r}, as in "
+                f"{ENGINE_KWARGS}.{name}, or one of the two keys alone"
+            )
+    _set(config, name, {**ours, **theirs})
+
+
+def _follow(config: DictConfig, name: str, key: str) -> None:
+    """Give an engine argument the value of a key that is set."""
+    value = OmegaConf.select(config, key)
+    if value is None:
+        return
+    theirs = _engine_kwargs(config).get(name)
+    if theirs is not None and theirs != value:
+        raise ValueError(
+            f"{key}={value!r}: expected {theirs!r}, as in {ENGINE_KWARGS}.{name}, or one of the "
+            "two keys alone"
+        )
+    _set(config, name, "${" + key + "}")
+
+
+def _parse_tools(config: DictConfig) -> None:
+    multi_turn_format = config.actor_rollout_ref.rollout.multi_turn.format
+    chosen = _engine_kwargs(config)
+    if multi_turn_format is None or "tool_call_parser" in chosen:
+        return
+    for name, value in tool_options(multi_turn_format).items():
+        if name not in chosen:
+            _set(config, name, value)
+
+
+def _engine_kwargs(config: DictConfig) -> dict[str, Any]:
+    chosen = OmegaConf.select(config, ENGINE_KWARGS)
+    found: dict[str, Any] = {} if chosen is None else OmegaConf.to_container(chosen, resolve=True)
+    return found
+
+
+def _set(config: DictConfig, name: str, value: Any) -> None:
+    OmegaConf.update(config, f"{ENGINE_KWARGS}.{name}", value, force_add=True)
