@@ -129,3 +129,18 @@ def test_the_proxy_knows_the_name_that_the_servers_are_given(
     if prometheus.enable and prometheus.served_model_name:
         found = [Path(prometheus.served_model_name).name]
     assert found[0] == expected
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "hf"), ({"tokenizer_mode": "mistral"}, None)])
+def test_no_grammar_constrains_every_answer_of_a_mistral_model(
+    given: dict[str, str], expected: str | None
+) -> None:
+    settings = documented(
+        **{f"{ENGINE}{name}": value for name, value in given.items()},
+        **{f"{ROLLOUT}multi_turn__format": "mistral"},
+    )
+    found = compose(settings, device="cuda")
+    vllm = found.config.actor_rollout_ref.rollout.engine_kwargs.vllm
+    assert vllm.tokenizer_mode == (expected or given["tokenizer_mode"])
+    assert any("constrains every answer" in line for line in found.lines) == (not given)
+    assert "tokenizer_mode" not in composed().actor_rollout_ref.rollout.engine_kwargs.vllm

@@ -150,27 +150,6 @@ def test_a_port_of_the_proxy_that_is_taken_is_an_error():
         assert bench.daemon._batch is None
 
 
-def test_calls_of_rollouts_that_nobody_enqueued():
-    """They are answered or refused, and in no row; the next step counts them."""
-
-    def agent(run) -> float:
-        run.ask("a")
-        stranger = run.llm.get_base_url("ro-unknown", "at-unknown")
-        body = {"model": run.llm.model, "messages": say("stranger")}
-        statuses.append(run.client.post(f"{stranger}/chat/completions", json=body).status_code)
-        return 1.0
-
-    statuses: list[int] = []
-    with daemon_bench(train_rollout_n=1) as bench:
-        rows, metrics = bench.train(agent, 1)
-        _, following = bench.train(agent, 1)
-    assert len(rows) == 1
-    assert rows.batch["prompts"].tolist() == [prompt_ids_of(say("a"))]
-    assert metrics["training/failed_rollouts"] == 0
-    assert statuses == [200, 200]
-    assert following["training/proxy/forgotten_tokens"] == len(HELLO)
-
-
 def test_a_full_disk_ends_the_mismatch_log_and_not_the_run(tmp_path, monkeypatch, caplog):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")

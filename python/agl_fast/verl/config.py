@@ -81,7 +81,7 @@ def compose(settings: Mapping[str, Any], *, device: str | None = None) -> Compos
     check_choices(config)
     check_batches(config)
     lines += check_combinations(config)
-    tell_servers(config)
+    lines += tell_servers(config)
     _check_with_verl(config)
     return Composed(config, lines)
 

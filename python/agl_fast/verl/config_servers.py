@@ -11,13 +11,18 @@ from agl_fast.verl.tool_parsers import tool_options
 ENGINE_KWARGS = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 TEMPLATE_KWARGS = "data.apply_chat_template_kwargs"
 SERVED_NAME = "served_model_name"
+# With Mistral's own tokenizer, this parser of vLLM's sets a grammar for every answer (0.28).
+GRAMMAR_PARSER = "mistral"
 
 
-def tell_servers(config: DictConfig) -> None:
+def tell_servers(config: DictConfig) -> list[str]:
     """Fill in the engine arguments that follow from other keys of the configuration.
 
     verl renders prompts and parses tool calls in its own agent loop, and tells its vLLM servers
     nothing of it. Here the servers do both.
+
+    Returns:
+        A line for each argument that changes what is sampled.
 
     Raises:
         ValueError: an engine argument contradicts the key that it would follow from.
@@ -25,6 +30,7 @@ def tell_servers(config: DictConfig) -> None:
     _name_the_model(config)
     _render_prompts(config)
     _parse_tools(config)
+    return _without_grammar(config)
 
 
 def served_model_name(config: DictConfig) -> str:
@@ -90,6 +96,18 @@ def _parse_tools(config: DictConfig) -> None:
     for name, value in tool_options(multi_turn_format).items():
         if name not in chosen:
             _set(config, name, value)
+
+
+def _without_grammar(config: DictConfig) -> list[str]:
+    chosen = _engine_kwargs(config)
+    if chosen.get("tool_call_parser") != GRAMMAR_PARSER or chosen.get("tokenizer_mode"):
+        return []
+    _set(config, "tokenizer_mode", "hf")
+    return [
+        f"{ENGINE_KWARGS}.tokenizer_mode=hf: with Mistral's own tokenizer, vLLM's tool parser "
+        f"{GRAMMAR_PARSER!r} constrains every answer to a grammar, which the actor's log-probs do "
+        "not account for"
+    ]
 
 
 def _engine_kwargs(config: DictConfig) -> dict[str, Any]:

@@ -392,7 +392,7 @@ class AgentModeDaemon:
         if batch is None:
             return
         if self.store is not None:
-            self.llm_proxy.serve_only([])
+            self.llm_proxy.serve_none()
         self._stale = set(batch.running)
         if self._stale and self._loop is not None:
             self._loop.run(batch.cancel(), what="cancelling rollouts", seconds=CLEAR_SECONDS)

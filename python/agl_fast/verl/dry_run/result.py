@@ -17,11 +17,15 @@ _PROXY_WORDS = {
     "client_errors": "calls were refused by the server (4xx)",
     "server_errors": "calls failed at the server (5xx, or out of reach)",
     "timeouts": "calls took too long",
-    "bad_requests": "requests were malformed",
-    "not_supported": "requests were for an endpoint that returns no token ids",
-    "unrecorded": "requests named no rollout: does the agent use the resource's own address "
+    "bad_requests": "requests were malformed, or asked for what cannot be trained on",
+    "unknown_models": "requests were for a model that the server does not have",
+    "not_supported": "requests were for an endpoint that is not recorded",
+    "unrecorded": "requests were not recorded: does the agent use the resource's own address "
     "(llm.get_base_url(rollout_id, attempt_id))?",
     "sampling_overridden": "requests asked for other sampling than the run's, and lost",
+    "sampling_unenforced": "requests constrained what is sampled, which the trainer's log-probs do "
+    "not account for",
+    "fields_unknown": "requests had fields that vLLM does not know",
     "seeded": "requests had a seed: rollouts of one sample may all be alike",
     "client_gone": "requests were given up by the agent",
 }

@@ -129,6 +129,10 @@ class LLMProxy(agentlightning.LLMProxy):
         self._server.rollouts = frozenset(rollout_ids)
         self.recorder.discard_others(rollout_ids)
 
+    def serve_none(self) -> None:
+        """Answer requests of every rollout with 404; `begin` counts what nobody has taken."""
+        self._server.rollouts = frozenset()
+
     def require_known_model(self) -> None:
         """Raise RuntimeError where the servers know none of the models that this phase's calls
         asked for."""
