@@ -31,8 +31,8 @@ with warnings.catch_warnings():
         validation_metrics,
         waiting,
     )
-    from agl_fast.verl.daemon.loop_thread import LoopThread
     from agl_fast.verl.daemon.mismatch_log import MismatchLog
+    from agl_fast.verl.loop_thread import LoopThread
     from agl_fast.verl.span_export import send_spans_to_the_store
 
 # Tests take these from here, where their import makes no noise.

@@ -20,6 +20,7 @@ PACKAGE = ROOT / "python" / "agl_fast"
 STOREYS = [
     {"quickstart", "commands", "__main__"},
     {"algorithm"},
+    {"runner"},  # in the processes of the agents
     # what starts a run, and what says whether one could start
     {"verl.entrypoint", "verl.ray_cluster", "verl.dry_run", "verl.replay", "verl.export", "doctor"},
     {"verl.trainer"},

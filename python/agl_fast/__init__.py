@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from agl_fast._core import __version__
+
+# Importing agentlightning imports litellm, which would download a price list and wait for it.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 if TYPE_CHECKING:
     from agl_fast import reference
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
         pad_right,
     )
     from agl_fast.ops.parse import parse_token_ids
+    from agl_fast.runner import ConcurrentRunner, RolloutTracer
     from agl_fast.verl.daemon import AgentModeDaemon
     from agl_fast.verl.dry_run import dry_run
     from agl_fast.verl.proxy import LLMProxy
@@ -40,11 +45,13 @@ __all__ = [
     "Batch",
     "BatchBuilder",
     "Call",
+    "ConcurrentRunner",
     "EmptyBatchError",
     "LLMProxy",
     "Mismatch",
     "Rollout",
     "RolloutEntry",
+    "RolloutTracer",
     "__version__",
     "build_batch",
     "dry_run",
@@ -66,10 +73,12 @@ _HOMES = {
     "Batch": "agl_fast.batch.batch",
     "BatchBuilder": "agl_fast.batch.builder",
     "Call": "agl_fast.batch.calls",
+    "ConcurrentRunner": "agl_fast.runner",
     "EmptyBatchError": "agl_fast.batch.accounting",
     "Mismatch": "agl_fast.batch.accounting",
     "Rollout": "agl_fast.batch.calls",
     "RolloutEntry": "agl_fast.batch.accounting",
+    "RolloutTracer": "agl_fast.runner",
     "build_batch": "agl_fast.batch.build",
     "dry_run": "agl_fast.verl.dry_run",
     "get_left_padded_ids_and_attention_mask": "agl_fast.ops.pad",

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping, Sized
 from typing import Any
-
-# Without it litellm looks for a price list on the internet when it is imported, and waits.
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 from agentlightning.algorithm import Algorithm
 from agentlightning.client import AgentLightningClient

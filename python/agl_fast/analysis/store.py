@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-# Without it litellm looks for a price list on the internet when it is imported, and waits.
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 import aiohttp
 from agentlightning import (

@@ -46,8 +46,6 @@ def main(arguments: Sequence[str]) -> int:
         "AGL_SERVER_PORT": str(options.port or os.environ.get("AGL_SERVER_PORT", 4747)),
     }
     os.environ.update(environment)
-    # Without it litellm, which agentlightning imports, looks for a price list on the internet.
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     # Only now, and not with agl_fast.VERL: agents need no verl.
     from agl_fast.verl.span_export import send_spans_to_the_store
 

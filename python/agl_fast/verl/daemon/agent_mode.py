@@ -18,7 +18,7 @@ import agl_fast
 from agl_fast.recording import RunRecorder
 from agl_fast.verl.credit import CreditAssignment
 from agl_fast.verl.daemon.collecting import RunningBatch
-from agl_fast.verl.daemon.loop_thread import LoopThread
+from agl_fast.verl.daemon.concurrency import concurrency
 from agl_fast.verl.daemon.metrics import run_metrics
 from agl_fast.verl.daemon.outcomes import FailedRollouts, Outcome
 from agl_fast.verl.daemon.rows import TrainingRows
@@ -32,6 +32,7 @@ from agl_fast.verl.daemon.settings import (
 from agl_fast.verl.daemon.sources import source_of
 from agl_fast.verl.daemon.validation import ValidatedRollout, validation_metrics
 from agl_fast.verl.daemon.waiting import Waiting
+from agl_fast.verl.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
 
@@ -196,6 +197,7 @@ class AgentModeDaemon:
         self._loop: LoopThread | None = None
         self._batch: RunningBatch | None = None
         self._stale: set[str] = set()
+        self._is_starvation_reported = False
 
     def start(self) -> None:
         """Start the daemon's thread, and mode ``v0``'s server (OSError: its port cannot be bound).
@@ -359,6 +361,7 @@ class AgentModeDaemon:
             time.time() - finished.enqueued_at,
             self.run_recorder.counts if self.run_recorder is not None else {},
         )
+        metrics |= self._concurrency_metrics(finished.outcomes)
         try:
             batch = self._rows.build(max_prompt_length, max_response_length, device, global_steps)
         except agl_fast.EmptyBatchError as error:
@@ -370,6 +373,13 @@ class AgentModeDaemon:
         self.last_batch = batch
         rows = DataProto.from_dict(tensors=dict(batch.tensors), non_tensors=dict(batch.columns))
         return rows, {**batch.metrics, **metrics}
+
+    def _concurrency_metrics(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
+        measured = concurrency(outcomes, len(self._server_addresses))
+        if measured.notice is not None and not self._is_starvation_reported:
+            self._is_starvation_reported = True
+            logger.warning("%s", measured.notice)
+        return measured.metrics
 
     def get_test_metrics(self) -> dict[str, float]:
         """``val/*`` of the validation batch at hand, and ``val/{data_source}/*`` of its samples

@@ -26,6 +26,7 @@ class Outcome:
         discarded_attempts: attempts before the latest.
         queue_seconds, seconds: from enqueueing to the attempt's start, and from there to the end;
             None where no attempt was started.
+        call_seconds: total time in which its calls were in flight; parallel calls each count.
     """
 
     rollout_id: str
@@ -37,6 +38,7 @@ class Outcome:
     discarded_attempts: int = 0
     queue_seconds: float | None = None
     seconds: float | None = None
+    call_seconds: float = 0.0
 
     @property
     def failed(self) -> bool:

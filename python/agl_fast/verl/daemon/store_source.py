@@ -68,4 +68,5 @@ class StoreSource(StoreAccess):
             attempt.sequence_id - 1,
             attempt.start_time - finished.queued_at,
             finished.ended_at - attempt.start_time,
+            sum(each.finished_at - each.started_at for each in calls),
         )

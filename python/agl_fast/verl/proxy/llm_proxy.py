@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -17,8 +16,6 @@ from agl_fast.verl.proxy.sampling import Phase, PhaseName, SamplingPolicy
 from agl_fast.verl.proxy.server import ProxyServer
 from agl_fast.verl.proxy.serving import ServingThread
 
-# Importing agentlightning imports litellm, which would look for a price list on the internet.
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # litellm's, about its own code
     import agentlightning

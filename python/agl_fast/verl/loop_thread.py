@@ -18,6 +18,7 @@ class LoopThread:
     """Runs coroutines for callers on other threads, from construction until ``stop``."""
 
     def __init__(self, name: str) -> None:
+        self._name = name
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
@@ -44,7 +45,7 @@ class LoopThread:
         """
         if not self._thread.is_alive():
             coroutine.close()
-            raise RuntimeError(f"{what}: the daemon was stopped")
+            raise RuntimeError(f"{what}: the thread {self._name} was stopped")
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             self._wait(future, what, seconds, meanwhile)
@@ -68,7 +69,7 @@ class LoopThread:
             wait([future], timeout=left)
             waited += left
             if not self._thread.is_alive():
-                raise RuntimeError(f"{what}: the daemon was stopped")
+                raise RuntimeError(f"{what}: the thread {self._name} was stopped")
             if meanwhile is not None and not future.done():
                 meanwhile()
 
