@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from agl_fast.verl.deadline import Limit
 from daemon_runs import LoopThread, agentlightning
 
 
@@ -27,12 +28,12 @@ class StoreServer:
 
     def start(self) -> None:
         self._server = agentlightning.LightningStoreServer(self.store, "127.0.0.1", self.port)
-        self._loop.run(self._server.start(), what="starting the store", seconds=30)
+        self._loop.run(self._server.start(), what="starting the store", limit=Limit(30))
 
     def stop(self) -> None:
         if self._server is not None:
             server, self._server = self._server, None
-            self._loop.run(server.stop(), what="stopping the store", seconds=30)
+            self._loop.run(server.stop(), what="stopping the store", limit=Limit(30))
 
     def close(self) -> None:
         self.stop()

@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 import agl_fast
+from agl_fast.verl.deadline import Limit
+from agl_fast.verl.deadlines import default_deadlines
 from daemon_runs import (
     HELLO,
     LoopThread,
     daemon_bench,
     new_store,
     scripted_runners,
-    store_access,
     waiting,
 )
 from running_proxy import wait_until
+
+HASTY = replace(
+    default_deadlines(), store_away=Limit(0.1), store_answer=Limit(0.2, "store_answer_seconds")
+)
 
 
 def second_fails(run) -> float:
@@ -175,14 +181,13 @@ def test_rollout_cancelled_by_someone_else():
 
 
 @pytest.mark.parametrize("method", ["wait_for_rollouts", "query_spans", "get_latest_attempt"])
-def test_store_error_is_raised_with_its_cause(method, monkeypatch):
-    monkeypatch.setattr(store_access, "AWAY_SECONDS", 0.1)
+def test_store_error_is_raised_with_its_cause(method):
     store = new_store()
 
     async def breaks(*args, **kwargs):
         raise ConnectionError("the database is gone")
 
-    with daemon_bench(store=store) as bench:
+    with daemon_bench(store=store, deadlines=HASTY) as bench:
         bench.enqueue(1)
         setattr(store, method, breaks)
         with (
@@ -193,17 +198,19 @@ def test_store_error_is_raised_with_its_cause(method, monkeypatch):
         assert isinstance(caught.value.__cause__, ConnectionError)
 
 
-def test_store_that_does_not_answer(monkeypatch):
-    monkeypatch.setattr(store_access, "STORE_SECONDS", 0.2)
+def test_store_that_does_not_answer():
     store = new_store()
 
     async def hangs(*args, **kwargs):
         await asyncio.sleep(60)
 
-    with daemon_bench(store=store) as bench:
+    with daemon_bench(store=store, deadlines=HASTY) as bench:
         bench.enqueue(1)
         store.wait_for_rollouts = hangs
-        with pytest.raises(TimeoutError, match=r"took more than 0\.2 s to list finished rollouts"):
+        with pytest.raises(
+            TimeoutError,
+            match=r"took more than 0\.2 s \(.*store_answer_seconds\) to list finished rollouts",
+        ):
             bench.daemon.run_until_all_finished()
 
 
@@ -260,14 +267,13 @@ def test_cleared_rollouts_are_cancelled_and_not_run():
     assert asked == ["q0"]
 
 
-def test_stop_ends_everything_although_the_store_is_gone(monkeypatch):
-    monkeypatch.setattr(store_access, "AWAY_SECONDS", 0.1)
+def test_stop_ends_everything_although_the_store_is_gone():
     store = new_store()
 
     async def breaks(*args, **kwargs):
         raise ConnectionError("the database is gone")
 
-    with daemon_bench(store=store) as bench:
+    with daemon_bench(store=store, deadlines=HASTY) as bench:
         bench.enqueue(1)
         store.update_rollout = breaks
         with pytest.raises(RuntimeError, match="cancel rollout 'ro-"):
@@ -323,7 +329,7 @@ def test_interrupted_wait_leaves_nothing_running():
         loop.run(endless(), what="waiting", meanwhile=interrupt)
     assert ended.wait(5)
     with pytest.raises(TimeoutError, match=r"waiting did not finish within 0\.1 s"):
-        loop.run(asyncio.sleep(60), what="waiting", seconds=0.1)
+        loop.run(asyncio.sleep(60), what="waiting", limit=Limit(0.1))
     loop.stop()
     with pytest.raises(RuntimeError, match="stopped"):
         loop.run(asyncio.sleep(0), what="waiting")

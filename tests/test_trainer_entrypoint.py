@@ -28,6 +28,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # litellm's
     from agl_fast.verl import entrypoint, ray_cluster
 
+from agl_fast.verl.deadline import Limit
+from agl_fast.verl.deadlines import OWN_CONFIG
 from agl_fast.verl.interrupts import Interrupts, interruptible
 from agl_fast.verl.leftovers import RUN_VARIABLE, shared_memory_segments
 
@@ -136,7 +138,8 @@ def test_the_environment_is_the_runs_own_and_goes_with_it(tmp_path, monkeypatch)
 
 
 def config(**ray_init: Any) -> Any:
-    return OmegaConf.create({"ray_kwargs": {"ray_init": ray_init}})
+    ours = OmegaConf.load(OWN_CONFIG)
+    return OmegaConf.merge(ours, OmegaConf.create({"ray_kwargs": {"ray_init": ray_init}}))
 
 
 def test_a_cluster_of_its_own_is_local(monkeypatch):
@@ -152,6 +155,22 @@ def test_a_cluster_of_its_own_is_local(monkeypatch):
     environment = options["runtime_env"]["env_vars"]
     assert environment["TORCHDYNAMO_DISABLE"] == "1"
     assert "TOKENIZERS_PARALLELISM" in environment  # verl's
+
+
+def test_vllm_waits_for_its_engine_as_long_as_the_run_does(monkeypatch):
+    monkeypatch.delenv(ray_cluster.READY_VARIABLE, raising=False)
+    settings = config()
+    settings.agentlightning.deadlines.start_seconds = 5000.5
+
+    def variables(**ray_init: Any) -> Any:
+        settings.ray_kwargs.ray_init = ray_init
+        return ray_cluster._init_options(settings, Path("/short"))["runtime_env"]["env_vars"]
+
+    assert variables()[ray_cluster.READY_VARIABLE] == "5001"
+    of_user = {"runtime_env": {"env_vars": {ray_cluster.READY_VARIABLE: "60"}}}
+    assert variables(**of_user)[ray_cluster.READY_VARIABLE] == "60"
+    monkeypatch.setenv(ray_cluster.READY_VARIABLE, "70")
+    assert ray_cluster.READY_VARIABLE not in variables()
 
 
 def test_local_is_a_new_cluster_although_another_is_there(monkeypatch):
@@ -208,13 +227,14 @@ def test_a_placement_that_does_not_come_names_what_is_missing(monkeypatch):
     free, there = {"CPU": 8.0, "GPU": 1.0}, {"CPU": 11.0, "GPU": 1.0}
     monkeypatch.setattr(ray_cluster.ray, "available_resources", lambda: free)
     monkeypatch.setattr(ray_cluster.ray, "cluster_resources", lambda: there)
-    placements = ray_cluster.Placements()
+    placements, impatient = (ray_cluster.Placements(Limit(limit)) for limit in (600.0, 0.0))
     tables.append(others | table)
     placements()
-    monkeypatch.setattr(ray_cluster, "PLACEMENT_SECONDS", 0.0)
+    impatient()
     time.sleep(0.01)
+    placements()
     with pytest.raises(RuntimeError, match="missing is GPU: 2 wanted, 1 free of 1"):
-        placements()
+        impatient()
     table["waits"]["state"] = "CREATED"
     placements()
 
@@ -258,14 +278,14 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> type[PlacementGroup]:
     monkeypatch.setattr(ray, "available_resources", lambda: Group.free)
     monkeypatch.setattr(ray_cluster, "placement_group", Group)
     monkeypatch.setattr(ray_cluster, "remove_placement_group", Group.removed.append)
-    monkeypatch.setattr(ray_cluster, "ROOM_SECONDS", 0.2)
     monkeypatch.setattr(ray_cluster, "ROOM_CHECK_SECONDS", 0.05)
     return Group
 
 
-def joined(*, n_gpus: int = 1) -> Any:
+def joined(*, n_gpus: int = 1, room_seconds: float = 0.2) -> Any:
     settings = config(address="10.0.0.1:6379")
     settings.trainer = {"nnodes": 1, "n_gpus_per_node": n_gpus}
+    settings.agentlightning.deadlines.room_seconds = room_seconds
     return ray_cluster.ray_cluster(settings, Path("/short"), Interrupts())
 
 
@@ -282,15 +302,14 @@ def test_a_cluster_without_room_is_said_at_once_and_ends_the_run_soon(cluster, c
     assert cluster.removed == cluster.made
 
 
-def test_a_cluster_that_grows_or_becomes_free_is_waited_for(cluster, monkeypatch, caplog):
-    monkeypatch.setattr(ray_cluster, "ROOM_SECONDS", 60.0)
+def test_a_cluster_that_grows_or_becomes_free_is_waited_for(cluster, caplog):
     grows = threading.Timer(0.2, cluster.free.update, [{"CPU": 4.0}])
     grows.start()
-    with joined():
+    with joined(room_seconds=60.0):
         assert cluster.removed == cluster.made
     grows.join()
     assert len(cluster.made) == 1
-    assert "the run waits 60 s" in caplog.text
+    assert "the run waits 60 s (agentlightning.deadlines.room_seconds) for it" in caplog.text
 
 
 def test_what_was_reserved_is_free_again_when_the_run_starts(cluster, monkeypatch):

@@ -206,18 +206,21 @@ def test_credit_needs_a_daemon_that_knows_of_it(setting):
 
 
 def test_servers_that_do_not_fall_asleep_end_the_run(monkeypatch):
-    monkeypatch.setattr(module, "SLEEP_SECONDS", 0.2)
     loop = Loop()
+    loop.config.agentlightning.deadlines.sleep_seconds = 0.2
     rows = SimpleNamespace(batch={}, non_tensor_batch={})
     monkeypatch.setattr(module, "replace", lambda *_, **__: None)
     loop.config.data = {"max_prompt_length": 4, "max_response_length": 4}
-    loop.servers_alive = module.ServersAlive([], [])
+    loop.servers_alive = module.ServersAlive([], [], loop.deadlines().server_silent)
     loop.agent_mode_daemon = FakeDaemon(loop.events)
     loop.agent_mode_daemon.last_batch = None
     loop.agent_mode_daemon.get_train_data_batch = lambda **_: (rows, {})
     loop.checkpoint_manager = SimpleNamespace(sleep_replicas=lambda: time.sleep(60))
     loop.global_steps = 1
-    with pytest.raises(TimeoutError, match="putting the servers to sleep did not finish"):
+    with pytest.raises(
+        TimeoutError,
+        match=r"putting the servers to sleep did not finish within 0\.2 s \(agentlightning\.",
+    ):
         AgentLightningTrainer.sample(loop, {"task": np.arange(2)})
 
 

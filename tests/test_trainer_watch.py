@@ -8,18 +8,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import verl_trainer_imports  # noqa: F401
+from agl_fast.verl.deadline import Limit
 from agl_fast.verl.trainer import watch
 from agl_fast.verl.trainer.watch import (
-    SYNC_SECONDS,
     ServersAlive,
     WorkersAlive,
-    sync_seconds,
     watched,
 )
 
@@ -102,19 +100,21 @@ def actors_live(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "_require_living_actor", lambda *_: None)
 
 
-def test_a_server_that_answers_lives_and_a_silent_one_is_given_up(monkeypatch, actors_live):
+def test_a_server_that_answers_lives_and_a_silent_one_is_given_up(actors_live):
     with health_server(200) as address:
-        alive = ServersAlive([address], [object()])
-        alive()
-    alive()  # one silence proves nothing
-    monkeypatch.setattr(watch, "SILENT_SECONDS", 0.0)
-    with pytest.raises(RuntimeError, match=f"{address} has not answered for 0 s"):
-        alive()
+        patient, impatient = (
+            ServersAlive([address], [object()], Limit(seconds, "a.key")) for seconds in (45.0, 0.0)
+        )
+        patient()
+        impatient()
+    patient()  # one silence proves nothing
+    with pytest.raises(RuntimeError, match=rf"{address} has not answered for 0 s \(a\.key\)"):
+        impatient()
 
 
 def test_a_server_whose_engine_is_dead_says_so(actors_live):
     with health_server(503) as address, pytest.raises(RuntimeError, match=f"{address} is dead"):
-        ServersAlive([address], [object()])()
+        ServersAlive([address], [object()], Limit(45.0))()
 
 
 def test_a_dead_worker_is_named_with_its_cause(monkeypatch):
@@ -125,9 +125,3 @@ def test_a_dead_worker_is_named_with_its_cause(monkeypatch):
     monkeypatch.setattr(watch.ray, "get", ask)
     with pytest.raises(RuntimeError, match="a training worker is dead: "):
         WorkersAlive([worker])()
-
-
-def test_a_sync_may_take_longer_the_larger_the_model(tmp_path: Path):
-    (tmp_path / "model.safetensors").write_bytes(bytes(50_000_000))
-    assert sync_seconds(str(tmp_path)) == SYNC_SECONDS + 1
-    assert sync_seconds("some/model") > SYNC_SECONDS

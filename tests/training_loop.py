@@ -17,6 +17,7 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # litellm's
     from agl_fast.verl.daemon import ValidatedRollout
+    from agl_fast.verl.deadlines import OWN_CONFIG
     from agl_fast.verl.trainer import AgentLightningTrainer, agent_lightning
 
 STEPS_PER_EPOCH = 2
@@ -78,6 +79,7 @@ class Loop(AgentLightningTrainer):
                 "global_profiler": {"steps": None},
                 "agentlightning": {
                     "max_empty_steps": 3,
+                    "deadlines": OmegaConf.load(OWN_CONFIG).agentlightning.deadlines,
                     "trace_aggregator": {"level": "transition"},
                 },
             }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from agl_fast.verl.addresses import is_loopback
+from agl_fast.verl.config_keys import DeadlineKeys
 from agl_fast.verl.credit import load_hook
 
 AT_LEAST_ONE = (
@@ -28,6 +30,7 @@ AT_LEAST_ONE = (
     "agentlightning.trace_aggregator.tree_max_tokens",
 )
 ABOVE_ZERO = (
+    *(f"agentlightning.deadlines.{field.name}" for field in fields(DeadlineKeys)),
     "agentlightning.llm_timeout_seconds",
     "agentlightning.rollout_deadline_seconds",
     "agentlightning.runner_silent_seconds",
@@ -75,8 +78,8 @@ def check_combinations(config: DictConfig) -> list[str]:
             raise _unexpected(config, key, "at least 0")
     for key in ABOVE_ZERO:
         value = _get(config, key)
-        if value is not None and not value > 0:
-            raise _unexpected(config, key, "a number above 0")
+        if value is not None and not 0 < value < math.inf:
+            raise _unexpected(config, key, "a finite number above 0")
     for key in PORTS:
         value = _get(config, key)
         if value is not None and not 0 <= value <= 65535:

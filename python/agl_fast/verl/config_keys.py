@@ -17,6 +17,26 @@ class ProxyKeys:
 
 
 @dataclass(frozen=True)
+class DeadlineKeys:
+    """`agentlightning.deadlines`."""
+
+    start_seconds: float | None
+    checkpoint_seconds: float | None
+    sync_seconds: float | None
+    bytes_per_second: float
+    room_seconds: float
+    placement_seconds: float
+    update_seconds: float
+    sleep_seconds: float
+    server_silent_seconds: float
+    enqueue_seconds: float
+    cancel_seconds: float
+    store_answer_seconds: float
+    store_away_seconds: float
+    leave_seconds: float
+
+
+@dataclass(frozen=True)
 class TraceAggregatorKeys:
     """`agentlightning.trace_aggregator`."""
 
@@ -52,5 +72,6 @@ class AgentLightningKeys:
     max_ppo_update_times: int | None
     record_dir: str | None
     sampling: Literal["enforce", "allow"]
+    deadlines: DeadlineKeys
     proxy: ProxyKeys
     trace_aggregator: TraceAggregatorKeys

@@ -26,6 +26,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from agl_fast.platform_cpu.registration import require_cpu
 from agl_fast.verl.daemon import AgentModeDaemon
+from agl_fast.verl.deadlines import Deadlines
 from agl_fast.verl.interrupts import Interrupts, interruptible
 from agl_fast.verl.leftovers import (
     RUN_VARIABLE,
@@ -43,7 +44,6 @@ from agl_fast.verl.trainer.watch import watched
 from agl_fast.verl.trainer.workers import set_objectives
 from agl_fast.verl.tree.refusals import require_tree_config
 
-START_SECONDS = 1800.0
 SERVER_CHECK_SECONDS = 60.0
 POOL = "global_pool"
 
@@ -93,7 +93,9 @@ def run(
         )
         ends.callback(end_actors, trainer, daemons)
         ends.enter_context(interruption_said(trainer, interrupts))
-        with watched("starting the workers and servers", START_SECONDS, Placements()):
+        deadlines = Deadlines.of(config)
+        placements = Placements(deadlines.placement)
+        with watched("starting the workers and servers", deadlines.start, placements):
             trainer.init_workers()
             require_loadable_weights(trainer)
             if trains_trees(config):

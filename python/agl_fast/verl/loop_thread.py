@@ -8,6 +8,8 @@ from concurrent.futures import Future, wait
 from threading import Thread
 from typing import Any, TypeVar
 
+from agl_fast.verl.deadline import Limit
+
 T = TypeVar("T")
 
 _LOOK_SECONDS = 1.0
@@ -28,14 +30,14 @@ class LoopThread:
         coroutine: Coroutine[Any, Any, T],
         *,
         what: str,
-        seconds: float | None = None,
+        limit: Limit | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> T:
         """The coroutine's result. It is cancelled when the caller is interrupted.
 
         Args:
             what: names it in errors.
-            seconds: the longest it may take; None: it knows its own limits.
+            limit: the longest it may take; None: it knows its own limits.
             meanwhile: called about once a second on the caller's thread; what it raises ends the
                 wait.
 
@@ -48,7 +50,7 @@ class LoopThread:
             raise RuntimeError(f"{what}: the thread {self._name} was stopped")
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
-            self._wait(future, what, seconds, meanwhile)
+            self._wait(future, what, limit, meanwhile)
         except BaseException:
             future.cancel()
             raise
@@ -58,14 +60,14 @@ class LoopThread:
         self,
         future: Future[T],
         what: str,
-        seconds: float | None,
+        limit: Limit | None,
         meanwhile: Callable[[], None] | None,
     ) -> None:
         waited = 0.0
         while not future.done():
-            left = _LOOK_SECONDS if seconds is None else min(_LOOK_SECONDS, seconds - waited)
+            left = _LOOK_SECONDS if limit is None else min(_LOOK_SECONDS, limit.seconds - waited)
             if left <= 0:
-                raise TimeoutError(f"{what} did not finish within {seconds:g} s")
+                raise TimeoutError(f"{what} did not finish within {limit}")
             wait([future], timeout=left)
             waited += left
             if not self._thread.is_alive():

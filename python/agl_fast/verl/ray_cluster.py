@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections import Counter
@@ -22,6 +23,8 @@ from ray.util.placement_group import (
 from verl.plugin.platform import get_platform
 from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
+from agl_fast.verl.deadline import Limit
+from agl_fast.verl.deadlines import Deadlines
 from agl_fast.verl.interrupts import Interrupts
 from agl_fast.verl.leftovers import RUN_VARIABLE, stop_processes_of_run
 from agl_fast.verl.trainer.watch import watched
@@ -29,13 +32,12 @@ from agl_fast.verl.trainer.watch import watched
 logger = logging.getLogger(__name__)
 
 START_ATTEMPTS = 3
-ROOM_SECONDS = 60.0
 ROOM_CHECK_SECONDS = 2.0
 GIVEN_BACK_SECONDS = 30.0
 GIVEN_BACK_CHECK_SECONDS = 0.1
-PLACEMENT_SECONDS = 120.0
-LEAVE_SECONDS = 120.0
 LOST_GRACE_SECONDS = 1.0
+# vLLM waits so long for an engine to start, 600 s where nobody sets it.
+READY_VARIABLE = "VLLM_ENGINE_READY_TIMEOUT_S"
 # Of a cluster that is there already, these are decided.
 _OF_A_NEW_CLUSTER = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
 
@@ -121,7 +123,7 @@ def ray_cluster(config: Any, folder: Path, interrupts: Interrupts) -> Iterator[D
                 )
             # Only then: with nobody left to answer, Ray gives up at once.
             stop_processes_of_run(os.environ[RUN_VARIABLE], grace_seconds=LOST_GRACE_SECONDS)
-        with watched("leaving Ray", LEAVE_SECONDS):
+        with watched("leaving Ray", Deadlines.of(config).leave):
             ray.shutdown()
 
 
@@ -141,7 +143,8 @@ def _require_room(config: Any) -> None:
         for _ in range(config.trainer.nnodes)
     ]
     wanted = sum((Counter(bundle) for group in groups for bundle in group.bundle_specs), Counter())
-    deadline = time.monotonic() + ROOM_SECONDS
+    limit = Deadlines.of(config).room
+    deadline = time.monotonic() + limit.seconds
     is_said = False
     try:
         for group in groups:
@@ -154,7 +157,7 @@ def _require_room(config: Any) -> None:
                 )
                 if time.monotonic() > deadline:
                     raise RuntimeError(
-                        f"the Ray cluster has had no room for {ROOM_SECONDS:g} s; {what}. Start "
+                        f"the Ray cluster has had no room for {limit}; {what}. Start "
                         "it with `ray start --num-cpus`, set ray_kwargs.ray_init.num_cpus, or "
                         "leave ray_kwargs.ray_init.address and RAY_ADDRESS unset for a cluster of "
                         "the run's own"
@@ -162,8 +165,8 @@ def _require_room(config: Any) -> None:
                 if not is_said:
                     is_said = True
                     logger.warning(
-                        "The Ray cluster has no room yet, and the run waits %g s for it; %s",
-                        ROOM_SECONDS,
+                        "The Ray cluster has no room yet, and the run waits %s for it; %s",
+                        limit,
                         what,
                     )
     finally:
@@ -208,8 +211,11 @@ def _init_options(config: Any, folder: Path) -> dict[str, Any]:
     options = OmegaConf.to_container(config.ray_kwargs.get("ray_init", {}), resolve=True)
     assert isinstance(options, dict)
     options = {name: value for name, value in options.items() if value is not None}
+    ready = {READY_VARIABLE: str(math.ceil(Deadlines.of(config).start.seconds))}
     environment = OmegaConf.merge(
-        get_ppo_ray_runtime_env(config), options.pop("runtime_env", None) or {}
+        get_ppo_ray_runtime_env(config),
+        {"env_vars": {} if READY_VARIABLE in os.environ else ready},
+        options.pop("runtime_env", None) or {},
     )
     options["runtime_env"] = OmegaConf.to_container(environment)
     if _address(config) != "local":
@@ -224,12 +230,16 @@ def _address(config: Any) -> str:
 
 
 class Placements:
-    """Raises once a placement group has not found its resources for `PLACEMENT_SECONDS`.
+    """Raises once a placement group has not found its resources in time.
 
     Those that are there before are not this run's: others use the cluster, too.
+
+    Args:
+        limit: how long one may wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: Limit) -> None:
+        self._limit = limit
         self._others = set(placement_group_table())
         self._waiting_since: dict[str, float] = {}
 
@@ -240,10 +250,10 @@ class Placements:
                 self._waiting_since.pop(group_id, None)
                 continue
             since = self._waiting_since.setdefault(group_id, now)
-            if now - since > PLACEMENT_SECONDS:
+            if now - since > self._limit.seconds:
                 raise RuntimeError(
-                    f"Ray has found no place for {dict(_total(group))} within "
-                    f"{PLACEMENT_SECONDS:g} s; {_missing(_total(group))}"
+                    f"Ray has found no place for {dict(_total(group))} within {self._limit}; "
+                    f"{_missing(_total(group))}"
                 )
 
 

@@ -32,12 +32,10 @@ from agl_fast.verl.daemon.settings import (
 from agl_fast.verl.daemon.sources import source_of
 from agl_fast.verl.daemon.validation import ValidatedRollout, validation_metrics
 from agl_fast.verl.daemon.waiting import Waiting
+from agl_fast.verl.deadlines import Deadlines, default_deadlines
 from agl_fast.verl.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
-
-SET_UP_SECONDS = 300.0
-CLEAR_SECONDS = 60.0
 
 
 class AgentModeDaemon:
@@ -93,6 +91,7 @@ class AgentModeDaemon:
         proxy_settings: ``port``, ``host``, ``advertise_host``, ``api_key`` of a proxy made here.
         credit: the user's hook on training rollouts, and what calls learn from.
         check: called about once a second while rollouts run; what it raises ends the wait.
+        deadlines: how long the store and the proxy may take; None: the defaults.
         run_recorder: records every rollout as it ended; ``stop`` closes it.
 
     Attributes:
@@ -133,6 +132,7 @@ class AgentModeDaemon:
         proxy_settings: Mapping[str, Any] | None = None,
         credit: CreditAssignment | None = None,
         check: Callable[[], None] | None = None,
+        deadlines: Deadlines | None = None,
         run_recorder: RunRecorder | None = None,
     ) -> None:
         check_arguments(
@@ -169,6 +169,7 @@ class AgentModeDaemon:
         settings = {"timeout_seconds": llm_timeout_seconds, **(proxy_settings or {})}
         self.llm_proxy = proxy_for(store, llm_proxy, settings)
         self.check = check
+        self._deadlines = deadlines or default_deadlines()
         self.run_recorder = run_recorder
         self.policy_version = 0
         self.is_train = True
@@ -181,9 +182,8 @@ class AgentModeDaemon:
             enforce=sampling == "enforce",
             max_tokens=max_tokens,
         )
-        self._source = source_of(
-            store, adapter, self.llm_proxy, port, settings.get("host"), llm_timeout_seconds
-        )
+        legacy = (settings.get("host"), port, llm_timeout_seconds)
+        self._source = source_of(store, adapter, self.llm_proxy, self._deadlines, legacy)
         self._rows = TrainingRows(
             self.trace_aggregator,
             failed_rollouts,
@@ -223,7 +223,7 @@ class AgentModeDaemon:
     def _stop_proxy(self) -> None:
         if self._loop is not None and self._started_proxy and self.llm_proxy.is_running():
             stop = self.llm_proxy.stop()
-            self._loop.run(stop, what="stopping the proxy", seconds=CLEAR_SECONDS)
+            self._loop.run(stop, what="stopping the proxy", limit=self._deadlines.cancel)
 
     def _end_loop(self) -> None:
         loop, self._loop = self._loop, None
@@ -255,7 +255,7 @@ class AgentModeDaemon:
         assert self._loop is not None
         self.is_train = is_train
         set_up = self._set_up(samples, list(server_addresses))
-        self._loop.run(set_up, what="setting up the rollouts", seconds=SET_UP_SECONDS)
+        self._loop.run(set_up, what="setting up the rollouts", limit=self._deadlines.enqueue)
 
     def rollout_config(self) -> RolloutConfig:
         """The store's own limits on a rollout; a subclass may retry failed attempts here."""
@@ -315,11 +315,10 @@ class AgentModeDaemon:
     def rollout_finished(self, outcome: Outcome) -> None:
         """Called with each rollout of a training or validation batch; nothing by default.
 
-        For subclasses that want to see what agents did: print it, keep it, count it. Called on the
-        daemon's own thread while other rollouts run, in the order in which the rollouts were
-        enqueued, before a training rollout becomes rows (so failed ones come here, too). It should
-        return soon: nothing else is taken meanwhile. What it raises ends
-        ``run_until_all_finished``. The calls are the ones that are trained on: read them only.
+        For subclasses that print, keep or count what agents did. Called on the daemon's own thread
+        while other rollouts run, in the order of enqueuing, before a training rollout becomes rows
+        (failed ones included). It should return soon: nothing else is taken meanwhile. What it
+        raises ends ``run_until_all_finished``. The calls are trained on: read them only.
         """
 
     def _take(self, outcome: Outcome) -> None:
@@ -382,8 +381,7 @@ class AgentModeDaemon:
         return measured.metrics
 
     def get_test_metrics(self) -> dict[str, float]:
-        """``val/*`` of the validation batch at hand, and ``val/{data_source}/*`` of its samples
-        that have a ``data_source``.
+        """``val/*`` of the validation batch, and ``val/{data_source}/*`` of its samples with one.
 
         Raises:
             RuntimeError: this is not a validation, or rollouts are still running.
@@ -405,7 +403,8 @@ class AgentModeDaemon:
             self.llm_proxy.serve_none()
         self._stale = set(batch.running)
         if self._stale and self._loop is not None:
-            self._loop.run(batch.cancel(), what="cancelling rollouts", seconds=CLEAR_SECONDS)
+            limit = self._deadlines.cancel
+            self._loop.run(batch.cancel(), what="cancelling rollouts", limit=limit)
 
     def _finished(self, *, is_train: bool) -> RunningBatch:
         if self.is_train != is_train:

@@ -13,6 +13,7 @@ from agl_fast.verl.daemon.legacy_source import LegacySource
 from agl_fast.verl.daemon.outcomes import Outcome
 from agl_fast.verl.daemon.store_source import StoreSource
 from agl_fast.verl.daemon.waiting import Finished, RolloutSource
+from agl_fast.verl.deadlines import Deadlines
 from agl_fast.verl.proxy.llm_proxy import LOOPBACK, LLMProxy
 
 
@@ -37,16 +38,21 @@ def source_of(
     store: LightningStore | None,
     adapter: Any,
     llm_proxy: LLMProxy,
-    port: int | None,
-    host: str | None,
-    task_timeout_seconds: float,
+    deadlines: Deadlines,
+    legacy: tuple[str | None, int | None, float],
 ) -> Source:
-    """The store; where there is none, mode v0's server on host and port.
+    """The store; where there is none, mode v0's server.
+
+    Args:
+        deadlines: of the store.
+        legacy: host and port of mode v0's server, and the seconds after which it gives a task to
+            another client.
 
     Raises:
         TypeError: the adapter is no TraceToTripletBase.
     """
     if store is not None:
-        return StoreSource(store, llm_proxy, CallFilter.of(adapter))
+        return StoreSource(store, llm_proxy, CallFilter.of(adapter), deadlines)
+    host, port, task_timeout_seconds = legacy
     assert port is not None
     return LegacySource(LegacyServer(host or LOOPBACK, port, task_timeout_seconds), llm_proxy)

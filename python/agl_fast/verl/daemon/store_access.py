@@ -11,13 +11,12 @@ from typing import Any, TypeVar
 import aiohttp
 from agentlightning import LightningStore
 
+from agl_fast.verl.deadlines import Deadlines
+
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-STORE_SECONDS = 120.0
-# A store that restarts cannot be reached for a while.
-AWAY_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
 _AWAY = (ConnectionError, aiohttp.ClientConnectionError)
 
@@ -30,20 +29,23 @@ class StoreAccess:
 
     Raises:
         RuntimeError: the store raised an error, which is its cause, or could not be reached for
-            ``AWAY_SECONDS``.
-        TimeoutError: an answer took longer than ``STORE_SECONDS``.
+            ``store_away`` of the deadlines.
+        TimeoutError: an answer took longer than their ``store_answer``.
     """
 
-    def __init__(self, store: LightningStore) -> None:
+    def __init__(self, store: LightningStore, deadlines: Deadlines) -> None:
         self._store = store
+        self._deadlines = deadlines
 
     async def add_resources(self, resources: dict[str, Any]) -> str:
         """The resources' id."""
-        update = await _ask("add resources", self._store.add_resources(resources))
+        update = await self._ask("add resources", self._store.add_resources(resources))
         return str(update.resources_id)
 
     async def enqueue(self, requests: Sequence[Any]) -> list[Any]:
-        return list(await _ask("enqueue rollouts", self._store.enqueue_many_rollouts(requests)))
+        return list(
+            await self._ask("enqueue rollouts", self._store.enqueue_many_rollouts(requests))
+        )
 
     async def finished(self, rollout_ids: list[str]) -> list[Any]:
         """Those that are finished by now."""
@@ -51,7 +53,7 @@ class StoreAccess:
         def ask() -> Any:
             return self._store.wait_for_rollouts(rollout_ids=rollout_ids, timeout=0)
 
-        return list(await _ask_again("list finished rollouts", ask))
+        return list(await self._ask_again("list finished rollouts", ask))
 
     async def rollout(self, rollout_id: str) -> Any:
         """With its latest attempt as ``attempt``, if there is one.
@@ -60,14 +62,14 @@ class StoreAccess:
             RuntimeError: the store does not know it.
         """
         what = f"find rollout {rollout_id!r}"
-        rollout = await _ask_again(what, lambda: self._store.get_rollout_by_id(rollout_id))
+        rollout = await self._ask_again(what, lambda: self._store.get_rollout_by_id(rollout_id))
         if rollout is None:
             raise RuntimeError(f"the store no longer knows rollout {rollout_id!r}")
         return rollout
 
     async def latest_attempt(self, rollout_id: str) -> Any | None:
         what = f"find the attempt of rollout {rollout_id!r}"
-        return await _ask_again(what, lambda: self._store.get_latest_attempt(rollout_id))
+        return await self._ask_again(what, lambda: self._store.get_latest_attempt(rollout_id))
 
     async def spans(self, rollout_id: str, attempt_id: str) -> list[Any]:
         """In the order of their sequence numbers."""
@@ -76,13 +78,15 @@ class StoreAccess:
         def ask() -> Any:
             return self._store.query_spans(rollout_id, attempt_id=attempt_id)
 
-        spans = await _ask_again(what, ask)
+        spans = await self._ask_again(what, ask)
         return sorted(spans, key=lambda span: span.sequence_id)
 
     async def workers(self) -> list[Any]:
         """The runners that have given a sign of life, with the rollout that each has."""
         try:
-            return list(await _ask_again("list the runners", lambda: self._store.query_workers()))
+            return list(
+                await self._ask_again("list the runners", lambda: self._store.query_workers())
+            )
         except RuntimeError as error:
             if isinstance(error.__cause__, NotImplementedError):
                 return []  # a store of the user's may not know them
@@ -95,7 +99,7 @@ class StoreAccess:
         def ask() -> Any:
             return self._store.update_attempt(rollout_id, attempt_id, status="unresponsive")
 
-        await _ask_again(what, ask)
+        await self._ask_again(what, ask)
 
     async def cancel(self, rollout_id: str) -> None:
         what = f"cancel rollout {rollout_id!r}"
@@ -103,29 +107,29 @@ class StoreAccess:
         def ask() -> Any:
             return self._store.update_rollout(rollout_id, status="cancelled")
 
-        await _ask_again(what, ask)
+        await self._ask_again(what, ask)
 
+    async def _ask_again(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """For questions, and for changes that are the same when they are made twice."""
+        limit = self._deadlines.store_away
+        end = time.monotonic() + limit.seconds
+        said = False
+        while True:
+            try:
+                return await self._ask(what, ask())
+            except RuntimeError as error:
+                if not isinstance(error.__cause__, _AWAY) or time.monotonic() > end:
+                    raise
+                if not said:
+                    said = True
+                    logger.warning("%s; asked again for up to %s", error, limit)
+            await asyncio.sleep(min(_RETRY_SECONDS, limit.seconds))
 
-async def _ask_again(what: str, ask: Callable[[], Awaitable[T]]) -> T:
-    """For questions, and for changes that are the same when they are made twice."""
-    end = time.monotonic() + AWAY_SECONDS
-    said = False
-    while True:
+    async def _ask(self, what: str, answer: Awaitable[T]) -> T:
+        limit = self._deadlines.store_answer
         try:
-            return await _ask(what, ask())
-        except RuntimeError as error:
-            if not isinstance(error.__cause__, _AWAY) or time.monotonic() > end:
-                raise
-            if not said:
-                said = True
-                logger.warning("%s; asked again for up to %g s", error, AWAY_SECONDS)
-        await asyncio.sleep(min(_RETRY_SECONDS, AWAY_SECONDS))
-
-
-async def _ask(what: str, answer: Awaitable[T]) -> T:
-    try:
-        return await asyncio.wait_for(answer, STORE_SECONDS)
-    except asyncio.TimeoutError as error:  # not yet the builtin one in Python 3.10
-        raise TimeoutError(f"the store took more than {STORE_SECONDS:g} s to {what}") from error
-    except Exception as error:
-        raise RuntimeError(f"the store failed to {what}: {error!r}") from error
+            return await asyncio.wait_for(answer, limit.seconds)
+        except asyncio.TimeoutError as error:  # not yet the builtin one in Python 3.10
+            raise TimeoutError(f"the store took more than {limit} to {what}") from error
+        except Exception as error:
+            raise RuntimeError(f"the store failed to {what}: {error!r}") from error

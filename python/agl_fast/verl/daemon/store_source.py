@@ -12,6 +12,7 @@ from agl_fast.verl.daemon.outcomes import SUCCEEDED, Outcome
 from agl_fast.verl.daemon.rewards import assign_rewards
 from agl_fast.verl.daemon.store_access import StoreAccess
 from agl_fast.verl.daemon.waiting import Finished
+from agl_fast.verl.deadlines import Deadlines
 from agl_fast.verl.proxy.llm_proxy import LLMProxy
 
 
@@ -19,9 +20,13 @@ class StoreSource(StoreAccess):
     """Agent-lightning's store, and the proxy that recorded the calls."""
 
     def __init__(
-        self, store: LightningStore, llm_proxy: LLMProxy, call_filter: CallFilter | None
+        self,
+        store: LightningStore,
+        llm_proxy: LLMProxy,
+        call_filter: CallFilter | None,
+        deadlines: Deadlines,
     ) -> None:
-        super().__init__(store)
+        super().__init__(store, deadlines)
         self._llm_proxy = llm_proxy
         self._call_filter = call_filter
 

@@ -21,6 +21,7 @@ import agl_fast
 from agl_fast.verl.config_servers import served_model_name
 from agl_fast.verl.credit import credit_assignment
 from agl_fast.verl.daemon import AgentModeDaemon, ValidatedRollout, validation_metrics
+from agl_fast.verl.deadlines import Deadlines
 from agl_fast.verl.trainer.checkpoints import last_whole_checkpoint
 from agl_fast.verl.trainer.datasets import columns_of, repeated
 from agl_fast.verl.trainer.empty_steps import EmptySteps
@@ -28,14 +29,10 @@ from agl_fast.verl.trainer.metrics import configured_widths
 from agl_fast.verl.trainer.run_recording import padding_token_id, run_recorder, token_summary
 from agl_fast.verl.trainer.step import PpoStep, ppo_step, step_without_rows
 from agl_fast.verl.trainer.timing import timed
-from agl_fast.verl.trainer.watch import ServersAlive, WorkersAlive, sync_seconds, watched
+from agl_fast.verl.trainer.watch import ServersAlive, WorkersAlive, watched
 from agl_fast.verl.trainer.workers import WorkerGroups
 
 logger = logging.getLogger(__name__)
-
-UPDATE_SECONDS = 4 * 3600.0
-CHECKPOINT_SECONDS = 3600.0
-SLEEP_SECONDS = 300.0
 
 
 class AgentLightningTrainer(RayPPOTrainer):
@@ -90,7 +87,9 @@ class AgentLightningTrainer(RayPPOTrainer):
             TimeoutError: something took too long.
         """
         self.servers_alive = ServersAlive(
-            self.llm_server_manager.get_addresses(), self.llm_server_manager.server_handles
+            self.llm_server_manager.get_addresses(),
+            self.llm_server_manager.server_handles,
+            self.deadlines().server_silent,
         )
         self.workers_alive = WorkersAlive(self.actor_rollout_wg.workers)
         self.tracking = Tracking(
@@ -104,7 +103,7 @@ class AgentLightningTrainer(RayPPOTrainer):
         exit_code = 1
         try:
             self.global_steps = 0
-            with watched("loading the checkpoint", CHECKPOINT_SECONDS):
+            with watched("loading the checkpoint", self.deadlines().checkpoint):
                 self._load_checkpoint()
             self.sync_weights()
             self.agent_mode_daemon = self.make_daemon()
@@ -159,7 +158,7 @@ class AgentLightningTrainer(RayPPOTrainer):
                 with (
                     timed("save_checkpoint", seconds),
                     last_whole_checkpoint(trainer.default_local_dir, self.global_steps),
-                    watched("saving the checkpoint", CHECKPOINT_SECONDS),
+                    watched("saving the checkpoint", self.deadlines().checkpoint),
                 ):
                     self._save_checkpoint()
             with timed("update_weights", seconds):
@@ -233,13 +232,13 @@ class AgentLightningTrainer(RayPPOTrainer):
     def _end_sampling(self) -> None:
         self.agent_mode_daemon.clear_data_and_server()
         self.servers_alive.begin()
-        with watched("putting the servers to sleep", SLEEP_SECONDS, self.servers_alive):
+        with watched("putting the servers to sleep", self.deadlines().sleep, self.servers_alive):
             self.checkpoint_manager.sleep_replicas()
 
     def learn(self, batch: agl_fast.Batch, *, n_rollouts: int) -> PpoStep:
         """One `ppo_step`, with this trainer's workers."""
         self.servers_alive.begin()
-        with watched(f"the update of step {self.global_steps}", UPDATE_SECONDS):
+        with watched(f"the update of step {self.global_steps}", self.deadlines().update):
             return ppo_step(
                 batch,
                 self.worker_groups(),
@@ -264,9 +263,7 @@ class AgentLightningTrainer(RayPPOTrainer):
         """Send the actor's weights to the servers, which wakes them up."""
         what = f"the weight sync after step {self.global_steps}"
         self.servers_alive.begin()
-        with watched(
-            what, sync_seconds(self.config.actor_rollout_ref.model.path), self.servers_alive
-        ):
+        with watched(what, self.deadlines().sync, self.servers_alive):
             self.checkpoint_manager.update_weights(self.global_steps)
         self.synced_steps = self.global_steps
 
@@ -284,6 +281,10 @@ class AgentLightningTrainer(RayPPOTrainer):
             self.agent_mode_daemon.clear_data_and_server()
         # One batch: also what a subclass of the daemon makes of it.
         return metrics if n_batches == 1 else validation_metrics(validated)
+
+    def deadlines(self) -> Deadlines:
+        """The run's limits. A model that is downloaded at the start has a size afterwards."""
+        return Deadlines.of(self.config)
 
     def check_while_sampling(self) -> None:
         """Raise RuntimeError where a server or a worker is dead."""
@@ -334,6 +335,7 @@ class AgentLightningTrainer(RayPPOTrainer):
             "proxy_settings": OmegaConf.to_container(ours.proxy, resolve=True),
             "credit": credit_assignment(ours),
             "check": self.check_while_sampling,
+            "deadlines": self.deadlines(),
             "run_recorder": run_recorder(self.config, pad_token_id),
         }
         taken = _those_taken(self.daemon_cls, further)

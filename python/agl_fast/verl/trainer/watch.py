@@ -12,32 +12,28 @@ from typing import Any
 import httpx
 import ray
 
-from agl_fast.verl.deadline import deadline
-from agl_fast.verl.weight_files import total_bytes
+from agl_fast.verl.deadline import Limit, deadline
 
 CHECK_SECONDS = 2.0
-# A server is given up when it has not answered for so long. On a busy machine it may be slow.
-SILENT_SECONDS = 45.0
 ANSWER_SECONDS = 10.0
 WORKER_SECONDS = 10.0  # between two questions to the training workers
-# The slowest way weights are expected to take to the servers.
-BYTES_PER_SECOND = 50e6
-SYNC_SECONDS = 60.0
-SYNC_SECONDS_UNKNOWN_SIZE = 1800.0
 
 
 @contextmanager
-def watched(what: str, seconds: float, check: Callable[[], None] | None = None) -> Iterator[None]:
+def watched(
+    what: str, limit: Limit | float, check: Callable[[], None] | None = None
+) -> Iterator[None]:
     """Interrupt the block when it takes too long, or when `check` raises.
 
     On another thread than the main one nothing can interrupt it, and it is only run.
 
     Args:
         what: names the block in errors.
+        limit: a limit of the configuration, or seconds.
         check: called every few seconds on a thread of its own.
 
     Raises:
-        TimeoutError: the block took longer than `seconds`.
+        TimeoutError: the block took longer.
         RuntimeError: `check` raised; its error is the cause.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -45,7 +41,7 @@ def watched(what: str, seconds: float, check: Callable[[], None] | None = None) 
         return
     watcher = _Watcher(check)
     try:
-        with deadline(what, seconds):
+        with deadline(what, limit):
             watcher.start()
             try:
                 yield
@@ -98,9 +94,11 @@ class ServersAlive:
     Args:
         addresses: `host:port` of each server.
         handles: their Ray actors.
+        silent: how long one may go without an answer. On a busy machine it may be slow.
     """
 
-    def __init__(self, addresses: Sequence[str], handles: Sequence[Any]) -> None:
+    def __init__(self, addresses: Sequence[str], handles: Sequence[Any], silent: Limit) -> None:
+        self._silent = silent
         self._servers = list(zip(addresses, handles, strict=True))
         self._answered_at: dict[str, float] = {}
         # Its own addresses only: no proxy of the environment is asked.
@@ -115,10 +113,9 @@ class ServersAlive:
                 _require_living_actor(f"vLLM server {address}", handle)
                 if isinstance(error, httpx.HTTPStatusError):
                     raise RuntimeError(f"vLLM server {address} is dead: {error}") from error
-                if time.monotonic() - since > SILENT_SECONDS:
+                if time.monotonic() - since > self._silent.seconds:
                     raise RuntimeError(
-                        f"vLLM server {address} has not answered for {SILENT_SECONDS:g} s: "
-                        f"{error!r}"
+                        f"vLLM server {address} has not answered for {self._silent}: {error!r}"
                     ) from error
             else:
                 self._answered_at[address] = time.monotonic()
@@ -154,11 +151,3 @@ def _require_living_actor(what: str, handle: Any) -> None:
         raise RuntimeError(f"{what} is dead: {error}") from error
     except ray.exceptions.GetTimeoutError:
         return  # busy, not dead
-
-
-def sync_seconds(model: str) -> float:
-    """How long sending a model's weights to the servers may take."""
-    n_bytes = total_bytes(model)
-    if n_bytes is None:
-        return SYNC_SECONDS_UNKNOWN_SIZE
-    return SYNC_SECONDS + n_bytes / BYTES_PER_SECOND
