@@ -48,14 +48,14 @@ def test_overrides_are_read_as_hydra_reads_them():
             "++agentlightning.proxy={port:8123}",
         ]
     ) == {
-        "data": {"train_batch_size": 8, "new": {"key": [1, "two words", None]}},
+        "data": {"train_batch_size": 8, "new": {"+key": [1, "two words", None]}},
         "actor_rollout_ref": {
             "actor": {"optim": {"lr": 1e-6}},
             "model": {"path": "Qwen/Qwen2.5-0.5B-Instruct"},
         },
         "trainer": {"logger": ["console"]},
         "algorithm": {"use_kl_in_reward": False},
-        "agentlightning": {"proxy": {"port": 8123}},
+        "agentlightning": {"+proxy": {"port": 8123}},
     }
 
 

@@ -53,9 +53,9 @@ class VERL(Algorithm):
 
     Args:
         config: laid over verl's `ppo_trainer` defaults and `agl_fast/verl/config.yaml`, which
-            explains the keys of agl_fast itself. Keys may be new. Keys of verl 0.6.1 that have
-            another name now are moved there. On a machine without an accelerator, what that needs
-            is filled in where it is not set.
+            explains the keys of agl_fast itself. A key that neither has is written with a plus
+            before its name. Keys of verl 0.6.1 that have another name now are moved there. On a
+            machine without an accelerator, what that needs is filled in where it is not set.
         trainer_cls: takes the place of `agl_fast.AgentLightningTrainer`.
         daemon_cls: takes the place of `agl_fast.AgentModeDaemon`.
 

@@ -31,5 +31,6 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
             node = node.setdefault(group, {})
             if not isinstance(node, dict):
                 raise ValueError(f"{argument!r}: {group} has a value already")
-        node[name] = override.value()
+        is_new = override.is_add() or override.is_force_add()
+        node[f"+{name}" if is_new else name] = override.value()
     return settings

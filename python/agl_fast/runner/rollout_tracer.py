@@ -20,6 +20,7 @@ from agentlightning.tracer.base import (
 from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.types import Attributes, Span, SpanCoreFields, SpanRecordingContext, TraceStatus
 
+from agl_fast.verl.deadline import Limit
 from agl_fast.verl.loop_thread import LoopThread
 
 # The longest wait for the store to take one span.
@@ -177,7 +178,7 @@ class RolloutTracer(Tracer):
         if self._thread is None:
             raise RuntimeError(f"span {fields.name!r}: call init_worker before agents emit spans")
         what = f"storing span {fields.name!r} of rollout {trace.rollout_id}"
-        stored = self._thread.run(self._add(trace, fields), what=what, seconds=STORE_SECONDS)
+        stored = self._thread.run(self._add(trace, fields), what=what, limit=Limit(STORE_SECONDS))
         trace.spans.append(stored)
 
     async def _add(self, trace: _Trace, fields: SpanCoreFields) -> Span:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,15 +12,16 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from verl.utils.config import validate_config
 from verl.utils.device import get_device_name
 
 from agl_fast.verl.config_batches import check_batches, fill_in_batches
 from agl_fast.verl.config_checks import check_combinations
 from agl_fast.verl.config_choices import check_choices
+from agl_fast.verl.config_input import plain_settings
 from agl_fast.verl.config_servers import tell_servers
 from agl_fast.verl.config_types import check_types
-from agl_fast.verl.config_unknown import unknown_own_keys
 from agl_fast.verl.cpu_defaults import fill_in, fit_bucket
 from agl_fast.verl.renamed_keys import leaves, nested, rename
 
@@ -47,13 +47,16 @@ class Composed:
     lines: list[str]
 
 
-def compose(settings: Mapping[str, Any], *, device: str | None = None) -> Composed:
+def compose(
+    settings: Mapping[str, Any], *, device: str | None = None, added: Collection[str] = ()
+) -> Composed:
     """Lay the user's settings over verl's `ppo_trainer` defaults and agl_fast's `config.yaml`.
 
     Args:
-        settings: a tree of overrides, as plain values or an OmegaConf. New keys are allowed where
-            verl does not build a class from the group.
+        settings: a tree of overrides, as plain values or an OmegaConf. A key that neither verl nor
+            agl_fast has is written with a plus before its name, as in hydra.
         device: verl's name of the device; None: the one that verl finds.
+        added: further dotted keys that need not be known, as those of an earlier run.
 
     Raises:
         TypeError: a setting has the wrong type.
@@ -64,15 +67,15 @@ def compose(settings: Mapping[str, Any], *, device: str | None = None) -> Compos
         raise TypeError(
             f"config={settings!r}: expected a mapping of settings, got {type(settings).__name__}"
         )
-    flat, lines = rename(dict(leaves(_plain(settings, ""))))
+    plain, marked = plain_settings(settings)
+    flat, lines = rename(dict(leaves(plain)))
     if callable(flat.get(HOOK)):
         raise TypeError(
             f"{HOOK}={flat[HOOK]!r}: expected its name, 'module:function', as the processes of a "
             "run import it"
         )
     given = nested(_without_interpolations(flat, OmegaConf.merge(_defaults(), nested(flat))))
-    new_keys = unknown_own_keys(given, _resolved_defaults())
-    lines = new_keys + check_types(given, _resolved_defaults()) + lines
+    check_types(given, _resolved_defaults(), marked.union(added))
 
     config, filled_in = _filled_in(flat, device or get_device_name())
     lines += filled_in
@@ -122,26 +125,19 @@ def _filled_in(flat: Mapping[str, Any], device: str) -> tuple[DictConfig, list[s
     return config, lines
 
 
-def _plain(value: Any, key: str) -> Any:
-    if OmegaConf.is_config(value):
-        value = OmegaConf.to_container(value, resolve=False)
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if not isinstance(value, Mapping):
-        return value
-    for name in value:
-        if not isinstance(name, str) or "." in name:
-            raise ValueError(
-                f"{key}{name!r}: expected a name without dots; nest what is in a group"
-            )
-    return {name: _plain(child, f"{key}{name}.") for name, child in value.items()}
-
-
 def _without_interpolations(flat: Mapping[str, Any], config: DictConfig) -> dict[str, Any]:
     return {
-        key: OmegaConf.select(config, key) if isinstance(value, str) and "${" in value else value
+        key: _interpolated(config, key, value) if "${" in str(value) else value
         for key, value in flat.items()
     }
+
+
+def _interpolated(config: DictConfig, key: str, value: Any) -> Any:
+    try:
+        found = OmegaConf.select(config, key)
+        return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{key}={value!r}: expected what can be filled in: {error}") from error
 
 
 @cache

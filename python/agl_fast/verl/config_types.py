@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import is_dataclass
 from importlib import import_module
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from agl_fast.verl.config_keys import AgentLightningKeys
+from agl_fast.verl.config_unknown import is_allowed, unknown_keys_error
 
 # verl reads these as well, though its default is of another type.
 ALSO_ALLOWED: dict[str, type] = {
@@ -18,50 +19,97 @@ ALSO_ALLOWED: dict[str, type] = {
     "trainer.logger": str,
 }
 OWN = AgentLightningKeys.__module__
+# Keys that verl reads and does not list in its defaults.
+UNLISTED = ("trainer.remove_previous_ckpt_in_save",)
+# Groups in which every name is the user's, though there are defaults: they go to vLLM, PyTorch, Ray
+# and nsys as they are.
+FREE = (
+    "actor_rollout_ref.rollout.engine_kwargs.vllm",
+    "actor_rollout_ref.actor.fsdp_config.wrap_policy",
+    "actor_rollout_ref.ref.fsdp_config.wrap_policy",
+    "critic.fsdp.wrap_policy",
+    "ray_kwargs.ray_init",
+    "global_profiler.global_tool_config.nsys.controller_nsight_options",
+    "global_profiler.global_tool_config.nsys.worker_nsight_options",
+)
 
 
-def check_types(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+def check_types(
+    settings: Mapping[str, Any], defaults: Mapping[str, Any], added: Collection[str] = ()
+) -> None:
     """Hold the user's settings against the classes that verl builds from them, or the defaults.
 
     Args:
         settings: what the user has set, as a tree.
         defaults: verl's and agl_fast's. Neither has interpolations.
-
-    Returns:
-        One line for each new key that is close to a known one: likely a misspelling. Those of
-        agl_fast's own section are left to `unknown_own_keys`.
+        added: dotted keys that the user has marked as new.
 
     Raises:
         TypeError: a value has the wrong type.
-        ValueError: a value is none of those to choose from, or verl has no place for a key. Both
-            name the key, its value and what is expected.
+        ValueError: a value is none of those to choose from, or there is no such key. Both name the
+            key, its value and what is expected.
     """
-    lines: list[str] = []
-    hints = {"agentlightning": AgentLightningKeys}
-    _check_group("", settings, defaults, hints, None, lines)
-    return lines
+    found = _Findings(added)
+    found.check_group("", settings, defaults, {"agentlightning": AgentLightningKeys}, None)
+    if found.unknown:
+        raise unknown_keys_error(found.unknown, defaults)
+    if found.errors:
+        raise found.errors[0]
 
 
-def _check_group(
-    prefix: str,
-    settings: Mapping[str, Any],
-    defaults: Mapping[str, Any],
-    hints: Mapping[str, Any],
-    declared: type | None,
-    lines: list[str],
-) -> None:
-    for name, value in settings.items():
-        key, hint, default = f"{prefix}{name}", hints.get(name, Any), defaults.get(name)
-        is_known = name in hints or name in defaults or name == "_target_"
-        if is_known:
-            _check_value(key, value, hint, default)
-        else:
-            _check_new(key, value, {*hints, *defaults}, declared, lines)
-        if isinstance(value, Mapping):
+class _Findings:
+    """What is wrong with a tree of settings: unknown keys are named before wrong values."""
+
+    def __init__(self, added: Collection[str]) -> None:
+        self.unknown: list[str] = []
+        self.errors: list[TypeError | ValueError] = []
+        self._added = added
+
+    def check_group(
+        self,
+        prefix: str,
+        settings: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        hints: Mapping[str, Any],
+        declared: type | None,
+    ) -> None:
+        for name, value in settings.items():
+            key, hint, default = f"{prefix}{name}", hints.get(name, Any), defaults.get(name)
+            if name in hints or name in defaults or name == "_target_" or key in UNLISTED:
+                self._check_value(key, value, hint, default)
+            else:
+                self._check_new(key, value, {*hints, *defaults}, declared)
+                continue
+            if not isinstance(value, Mapping) or key in FREE:
+                continue
             below = default if isinstance(default, Mapping) else {}
             child = _class_of({**below, **value}, hint)
-            child_hints = get_type_hints(child) if child else {}
-            _check_group(f"{key}.", value, below, child_hints, child, lines)
+            if child is not None or below:
+                child_hints = get_type_hints(child) if child else {}
+                self.check_group(f"{key}.", value, below, child_hints, child)
+
+    def _check_value(self, key: str, value: Any, hint: Any, default: Any) -> None:
+        try:
+            _check_value(key, value, hint, default)
+        except (TypeError, ValueError) as error:
+            self.errors.append(error)
+
+    def _check_new(self, key: str, value: Any, known: set[str], declared: type | None) -> None:
+        of_verl = declared is not None and declared.__module__ != OWN
+        if not of_verl:
+            if not is_allowed(key, self._added):
+                self.unknown.append(key)
+            return
+        # verl passes every key of the group to the class, which refuses it, added or not.
+        assert declared is not None
+        close = difflib.get_close_matches(key.rpartition(".")[2], sorted(known), n=1)
+        meant = f"did you mean {close[0]}?" if close else f"it has {', '.join(sorted(known))}"
+        self.errors.append(
+            ValueError(
+                f"{key}={value!r}: expected no such key, as verl's {declared.__name__} has none; "
+                f"{meant}"
+            )
+        )
 
 
 def _class_of(value: Mapping[str, Any], hint: Any) -> type | None:
@@ -75,23 +123,6 @@ def _class_of(value: Mapping[str, Any], hint: Any) -> type | None:
         if isinstance(option, type) and is_dataclass(option):
             return option
     return None
-
-
-def _check_new(
-    key: str, value: Any, known: Iterable[str], declared: type | None, lines: list[str]
-) -> None:
-    close = difflib.get_close_matches(key.rpartition(".")[2], sorted(known), n=1, cutoff=0.8)
-    meant = f"did you mean {close[0]}?" if close else ""
-    if declared is not None and declared.__module__ == OWN:
-        return  # named by config_unknown
-    if declared is not None:
-        # verl passes every key of the group to the class.
-        raise ValueError(
-            f"{key}={value!r}: expected no such key, as verl's {declared.__name__} has none; "
-            f"{meant or 'it has ' + ', '.join(sorted(known))}"
-        )
-    if close:
-        lines.append(f"{key} is a new key; {meant}")
 
 
 def _check_value(key: str, value: Any, hint: Any, default: Any) -> None:

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from agl_fast.recording import Recording
 from agl_fast.verl.config import compose
+from agl_fast.verl.renamed_keys import leaves
 
 # Where a recording without settings says nothing about how it was learned from.
 _ADVANTAGES = {"algorithm": {"adv_estimator": "grpo"}}
@@ -40,7 +41,10 @@ def replayed_config(recording: Recording, overrides: Mapping[str, Any]) -> Any:
         node = OmegaConf.select(settings, group)
         if node is not None and name in node:
             del node[name]
-    config = compose(OmegaConf.merge(settings, OmegaConf.create(dict(overrides)))).config
+    # What the run had accepted need not be known here; a misspelt override is an error.
+    accepted = [key for key, _ in leaves(OmegaConf.to_container(settings))]
+    merged = OmegaConf.merge(settings, OmegaConf.create(dict(overrides)))
+    config = compose(merged, added=accepted).config
     OmegaConf.resolve(config)
     return config
 
