@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from daemon_runs import AgentModeDaemon, daemon_bench
+from daemon_runs import HELLO, AgentModeDaemon, daemon_bench
 from fake_openai_server import Answer, FakeOpenAIServer
 from running_proxy import say
 
@@ -65,7 +65,8 @@ def test_a_retry_is_served_and_an_earlier_batch_is_not():
             assert ask_for(run, rollout_id).status_code == 404
             bench.enqueue(1)
             assert ask_for(run, rollout_id).status_code == 404
-        assert bench.daemon.llm_proxy.recorder.counts == {"unknown_rollouts": 1}
+        counts = bench.daemon.llm_proxy.recorder.counts
+    assert counts == {"unknown_rollouts": 1, "forgotten": 1, "forgotten_tokens": len(HELLO)}
 
 
 @pytest.mark.parametrize("is_train", [True, False])
