@@ -274,7 +274,7 @@ def test_settings_without_effect_are_reported() -> None:
         reward={"custom_reward_function": {"path": "reward.py"}}, actor_rollout_ref__rollout__n=1
     )
     said = "\n".join(compose(settings, device="cuda").lines)
-    assert "reward.custom_reward_function is not called" in said
+    assert "without effect: reward.custom_reward_function.path='reward.py' (rewards" in said
     assert f"{ROLLOUT}.n=1 with algorithm.adv_estimator=grpo" in said
 
 

@@ -19,6 +19,7 @@ from verl.utils.device import get_device_name
 from agl_fast.verl.config_batches import check_batches, fill_in_batches
 from agl_fast.verl.config_checks import check_combinations
 from agl_fast.verl.config_choices import check_choices
+from agl_fast.verl.config_effects import check_effects, move_values
 from agl_fast.verl.config_input import plain_settings
 from agl_fast.verl.config_servers import tell_servers
 from agl_fast.verl.config_types import check_types
@@ -76,9 +77,13 @@ def compose(
         )
     given = nested(_without_interpolations(flat, OmegaConf.merge(_defaults(), nested(flat))))
     check_types(given, _resolved_defaults(), marked.union(added))
+    flat, copied = move_values(flat)
 
     config, filled_in = _filled_in(flat, device or get_device_name())
-    lines += filled_in
+    lines += copied + filled_in
+    lines += check_effects(
+        dict(leaves(given)), dict(leaves(_resolved_defaults())), _parts_of_the_run(config)
+    )
     config.actor_rollout_ref.actor.loss_scale_factor = _loss_scale_factor(config)
 
     check_choices(config)
@@ -165,6 +170,11 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
 
 def _needs_reference(config: DictConfig) -> bool:
     return bool(config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss)
+
+
+def _parts_of_the_run(config: DictConfig) -> set[str]:
+    parts = {"critic": config.critic.enable, "reference": _needs_reference(config)}
+    return {part for part, is_there in parts.items() if is_there}
 
 
 def _unused_parts(config: DictConfig) -> tuple[str, ...]:

@@ -38,15 +38,6 @@ ABOVE_ZERO = (
 )
 AT_LEAST_ZERO = ("agentlightning.max_empty_steps",)
 PORTS = ("agentlightning.port", "agentlightning.store_port", "agentlightning.proxy.port")
-ONLY = {
-    "actor_rollout_ref.rollout.name": (("vllm",), "the proxy asks vLLM for token ids"),
-    "actor_rollout_ref.rollout.mode": (("async",), "agents call vLLM's servers"),
-    "actor_rollout_ref.actor.strategy": (("fsdp", "fsdp2"), "verl's defaults here are FSDP's"),
-    "critic.strategy": (("fsdp", "fsdp2"), "verl's defaults here are FSDP's"),
-    "reward.reward_model.enable": ((False,), "rewards come from the agents"),
-    "distillation.enabled": ((False,), "there is no teacher for the agents' calls"),
-    "skip.rollout.enable": ((False,), "the agents roll out"),
-}
 # With these, a rollout is better or worse than others of its sample.
 GROUP_ESTIMATORS = (
     "gdpo",
@@ -84,10 +75,6 @@ def check_combinations(config: DictConfig) -> list[str]:
         value = _get(config, key)
         if value is not None and not 0 <= value <= 65535:
             raise _unexpected(config, key, "a port from 0 to 65535")
-    for key, (allowed, why) in ONLY.items():
-        if _get(config, key) not in allowed:
-            expected = " or ".join(map(repr, allowed))
-            raise _unexpected(config, key, f"{expected}, as {why}")
     if not math.isfinite(_get(config, "agentlightning.reward_fillna_value")):
         raise _unexpected(config, "agentlightning.reward_fillna_value", "a finite number")
     _check_batch(config)
@@ -186,11 +173,6 @@ def _check_servers(config: DictConfig) -> None:
 
 
 def _without_effect(config: DictConfig) -> Iterator[str]:
-    if config.reward.custom_reward_function.path is not None:
-        yield (
-            "reward.custom_reward_function is not called: rewards come from the agents and the "
-            "store"
-        )
     correction = config.algorithm.get("rollout_correction") or {}
     if correction.get("bypass_mode") and correction.get("rollout_is") is not None:
         yield (
