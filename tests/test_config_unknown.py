@@ -119,7 +119,11 @@ def test_an_added_key_is_in_the_configuration_and_in_what_is_recorded_of_it() ->
     [
         ({1: 2}, ValueError, "^1: expected a name without dots"),
         ({"data": {None: 2}}, ValueError, r"^data\.None: expected a name without dots"),
-        ({"data": {"seed": float("nan")}}, ValueError, r"^data\.seed=nan: expected a number"),
+        (
+            {"data": {"seed": float("nan")}},
+            ValueError,
+            r"^data\.seed=nan: expected a finite number",
+        ),
         ({"data": {"seed": "???"}}, ValueError, r"^data\.seed='\?\?\?': expected a value"),
         ({"data": {"val_files": ["a", {1}]}}, TypeError, r"^data\.val_files\[1\]=\{1\}: expected"),
         ({"data": {"seed": b"1"}}, TypeError, r"^data\.seed=b'1': .*got bytes"),
