@@ -90,14 +90,17 @@ class Rows:
     def select(self, layout: Layout, keys: tuple[str, ...], **meta: Any) -> TensorDict:
         """The laid-out rows as the workers take them, without padding.
 
-        Keys that the rows do not have are left out.
+        Keys that the rows do not have are left out. Beside its rows, a rank gets the lengths of
+        all (verl counts floating point operations of all ranks) and single values.
         """
         order = torch.from_numpy(layout.order)
         tensors = {key: self._tensors[key][order] for key in keys if key in self._tensors}
-        # verl counts a worker's floating point operations from it.
         n_tokens = tensors["attention_mask"].sum(dim=1).tolist()
         told = {**self._meta, "global_token_num": n_tokens, **meta}
-        return left_right_2_no_padding(tu.get_tensordict(tensors, told))
+        laid_out = left_right_2_no_padding(tu.get_tensordict(tensors, told))
+        # Positions of all tokens of the batch, which every rank would get whole and none reads.
+        tu.pop(laid_out, "indices")
+        return laid_out
 
     def lay_out_for_forward(self, n_ranks: int, micro_batch_size: int | None) -> Layout:
         """All rows in one pass.
