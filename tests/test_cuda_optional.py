@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,6 +38,82 @@ def test_a_build_without_cuda_leaves_gpu_batches_to_the_host_and_says_so_once(mo
     assert [record.message for record in caplog.records if "without CUDA" in record.message] == [
         caplog.records[0].message
     ]
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Stands for launches on a card; `launched.error` is what CUDA answers."""
+    fake = SimpleNamespace(error=None, devices=[])
+
+    def launch(device):
+        fake.devices.append(device)
+        if fake.error is not None:
+            raise fake.error
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "built", lambda: True)
+    monkeypatch.setattr(cuda, "launch_one", launch)
+    cuda._runs_kernels.cache_clear()
+    yield fake
+    cuda._runs_kernels.cache_clear()
+
+
+# cudaGetErrorString of CUDA 13, as `_cuda` raises it.
+OF_THE_BUILD = [
+    "no kernel image is available for execution on the device",
+    "the provided PTX was compiled with an unsupported toolchain.",
+    "CUDA driver version is insufficient for CUDA runtime version",
+    "device kernel image is invalid",
+    "invalid device function",
+    "PTX JIT compiler library not found",
+    "system has unsupported display driver / cuda driver combination",
+    "forward compatibility was attempted on non supported HW",
+]
+
+
+@pytest.mark.parametrize("words", OF_THE_BUILD)
+def test_kernels_that_a_card_cannot_run_leave_batches_to_the_host_and_say_so_once(
+    launched, caplog, words
+):
+    launched.error = RuntimeError(f"pad kernel: {words}")
+    with caplog.at_level(logging.WARNING, logger="agl_fast"):
+        assert not cuda.runs_on(GPU)
+        assert not cuda.runs_on(GPU)
+    (record,) = caplog.records
+    assert words in record.message
+    assert "filled on the host" in record.message
+    assert len(launched.devices) == 1
+
+
+def test_kernels_that_do_not_load_leave_batches_to_the_host(launched, caplog):
+    launched.error = ImportError("libcudart.so.13: cannot open shared object file")
+    with caplog.at_level(logging.WARNING, logger="agl_fast"):
+        assert not cuda.runs_on(GPU)
+    assert "libcudart.so.13" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB."),
+        RuntimeError("pad kernel: out of memory"),
+        RuntimeError("pad kernel: an illegal memory access was encountered"),
+        RuntimeError("pad kernel: no CUDA-capable device is detected"),
+    ],
+)
+def test_other_errors_of_a_card_are_not_swallowed(launched, error):
+    launched.error = error
+    for _ in range(2):
+        with pytest.raises(type(error), match=re.escape(str(error))):
+            cuda.runs_on(GPU)
+
+
+def test_each_card_is_tried_once(launched):
+    """Cards of one machine may be of different architectures."""
+    first, second = torch.device("cuda:0"), torch.device("cuda:1")
+    for device in (first, second, first, second):
+        assert cuda.runs_on(device)
+    assert launched.devices == [first, second]
 
 
 def test_the_kernels_are_for_cuda_devices_only():

@@ -10,6 +10,22 @@ import torch
 
 logger = logging.getLogger(__name__)
 
+# What CUDA says where it cannot run what was compiled, whatever is asked of it: cudaGetErrorString
+# of NoKernelImageForDevice, InvalidDeviceFunction, InvalidKernelImage, UnsupportedPtxVersion,
+# JitCompilerNotFound, JitCompilationDisabled, InsufficientDriver, SystemDriverMismatch and
+# CompatNotSupportedOnDevice.
+OF_THE_BUILD = (
+    "no kernel image is available",
+    "invalid device function",
+    "device kernel image is invalid",
+    "unsupported toolchain",
+    "PTX JIT compiler library not found",
+    "PTX JIT compilation was disabled",
+    "driver version is insufficient",
+    "unsupported display driver / cuda driver combination",
+    "forward compatibility was attempted on non supported HW",
+)
+
 
 @functools.cache
 def built() -> bool:
@@ -28,13 +44,64 @@ def runs_on(device: torch.device) -> bool:
     """Whether tensors for ``device`` are to be filled by the CUDA kernels.
 
     Raises:
-        RuntimeError: ``device`` is a CUDA device and torch finds none.
+        RuntimeError: ``device`` is a CUDA device and torch finds none; the first kernel on it fails
+            for a reason that is not the build's, such as a lack of memory.
     """
     if device.type != "cuda":
         return False
     if not torch.cuda.is_available():
         raise RuntimeError(f"device={str(device)!r}, but torch {torch.__version__} finds no GPU")
-    return built()
+    return built() and _runs_kernels(device.index)
+
+
+@functools.cache
+def _runs_kernels(index: int | None) -> bool:
+    """Try one kernel on a device; log why, where this build has none for it."""
+    device = torch.device("cuda", index)
+    try:
+        launch_one(device)
+    except (ImportError, RuntimeError) as error:
+        if isinstance(error, torch.cuda.OutOfMemoryError) or not _is_of_the_build(error):
+            raise
+        logger.warning(
+            "agl_fast's CUDA kernels do not run on %s (%s): batches for it are filled on the host "
+            "and copied. They need the card's architecture and a CUDA toolkit that the driver "
+            "knows: build agl_fast on this machine with AGL_CUDA=ON, or update the driver.",
+            device,
+            error,
+        )
+        return False
+    return True
+
+
+def launch_one(device: torch.device) -> None:
+    """Pad one sequence of one id on a device.
+
+    Raises:
+        ImportError: the kernels do not load.
+        RuntimeError: the kernel was not launched; the message is CUDA's.
+    """
+    from agl_fast import _cuda
+
+    with torch.cuda.device(device):
+        offsets = torch.tensor([0, 1], device=device)
+        values = torch.zeros(1, dtype=torch.int32, device=device)
+        ids, mask = torch.empty(2, 1, dtype=torch.int64, device=device)
+        _cuda.pad(
+            values.data_ptr(),
+            offsets.data_ptr(),
+            1,
+            1,
+            0,
+            left=True,
+            ids=ids.data_ptr(),
+            mask=mask.data_ptr(),
+            stream=torch.cuda.current_stream().cuda_stream,
+        )
+
+
+def _is_of_the_build(error: Exception) -> bool:
+    return isinstance(error, ImportError) or any(words in str(error) for words in OF_THE_BUILD)
 
 
 def staging(nbytes: int, device: torch.device) -> torch.Tensor:
