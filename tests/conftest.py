@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+# What tests train in their own processes, they train on CPUs. Runs of their own choose themselves.
+os.environ.setdefault("VERL_PLATFORM", "cpu")
 
 # Batches of simulated agents take longer than Hypothesis's 200 ms now and then.
 # `pytest --hypothesis-profile=thorough` looks further.

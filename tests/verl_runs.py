@@ -69,6 +69,7 @@ def environment(folder: Path, **further: str) -> dict[str, str]:
     inherited = dict(os.environ)
     # Many processes import the same packages: let them keep what the first one compiled.
     inherited.pop("PYTHONDONTWRITEBYTECODE", None)
+    inherited.pop("VERL_PLATFORM", None)  # as at a user's: VERL chooses
     return inherited | ENVIRONMENT | {"AGL_FAST_TEST": str(folder)} | further
 
 

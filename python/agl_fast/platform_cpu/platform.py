@@ -102,8 +102,8 @@ class CpuPlatform(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Whether verl may choose this platform by itself: only where CUDA is not."""
-        return not torch.cuda.is_available()
+        """False: verl must not choose this platform by itself, only where a run names it."""
+        return False
 
     def current_device(self) -> str:
         # verl passes it to Tensor.to, where the host has no index.
@@ -162,7 +162,11 @@ class CpuPlatform(PlatformBase):
         return False
 
     def rollout_env_vars(self) -> dict[str, str]:
-        return {name: os.environ.get(name, value) for name, value in ROLLOUT_ENVIRONMENT.items()}
+        # vLLM's servers are processes of their own, in which verl chooses anew.
+        chosen = {"VERL_PLATFORM": "cpu"}
+        return chosen | {
+            name: os.environ.get(name, value) for name, value in ROLLOUT_ENVIRONMENT.items()
+        }
 
     def cudart(self) -> None:
         return None

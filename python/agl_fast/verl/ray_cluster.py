@@ -25,6 +25,7 @@ from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
 from agl_fast.verl.deadline import Limit
 from agl_fast.verl.deadlines import Deadlines
+from agl_fast.verl.device_choice import CPU, PLATFORM_VARIABLE
 from agl_fast.verl.interrupts import Interrupts
 from agl_fast.verl.leftovers import RUN_VARIABLE, stop_processes_of_run
 from agl_fast.verl.trainer.watch import watched
@@ -218,6 +219,8 @@ def _init_options(config: Any, folder: Path) -> dict[str, Any]:
         options.pop("runtime_env", None) or {},
     )
     options["runtime_env"] = OmegaConf.to_container(environment)
+    if get_platform().device_name == CPU:
+        options["runtime_env"]["env_vars"][PLATFORM_VARIABLE] = CPU
     if _address(config) != "local":
         return {k: v for k, v in options.items() if k not in _OF_A_NEW_CLUSTER}
     # Not one that happens to run on this machine.
