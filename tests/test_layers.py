@@ -41,8 +41,11 @@ ANNEXES = {
     "reference": {"reference", "batch.accounting"},
     "platform_cpu": {"platform_cpu"},
     "verl.vllm_extension": {"platform_cpu"},
+    "verl.gpu_workers": {"platform_cpu"},
     "verl.tree": {"verl.tree", "platform_cpu"},  # workers and engines for trees
 }
+# What a configuration needs to know of the engine for trees.
+FACTS_OF_ENGINES = ("verl.tree.names", "verl.tree.refusals")
 FOREIGN = {
     "reference": {"numpy", "torch", "verl", "ray", "vllm"},
     "ops": {"verl", "ray", "vllm"},
@@ -98,8 +101,12 @@ def may_import(user: str, used: str) -> bool:
             return any(is_within(used, other) for other in allowed)
     if used == "":  # the public names, for those who stand above what is behind them
         return storey_of(user) < storey_of("batch")
+    if used in FACTS_OF_ENGINES:
+        return storey_of(user) <= storey_of("verl")
     if any(is_within(used, room) for room in ("platform_cpu", "verl.tree")):
         return storey_of(user) == storey_of("verl.entrypoint")  # it names its workers
+    if is_within(used, "verl.gpu_workers"):
+        return storey_of(user) == storey_of("verl.entrypoint")
     if any(is_within(used, room) for room in ANNEXES):
         return False
     return storey_of(user) <= storey_of(used) < NOWHERE
@@ -151,6 +158,8 @@ def test_rules_catch_what_they_forbid():
     assert not may_import("batch.builder", "verl.trainer")
     assert not may_import("verl.proxy", "verl.daemon")
     assert not may_import("verl.trainer", "verl.tree.workers")
+    assert may_import("verl.config_attention", "verl.tree.refusals")
+    assert not may_import("verl.config_attention", "verl.tree.engine")
     assert not may_import("batch.builder", "reference")
     assert not may_import("batch.builder", "recording")
     assert not may_import("recording.reader", "verl.daemon")

@@ -57,7 +57,7 @@ def runs_on(device: torch.device) -> bool:
 @functools.cache
 def _runs_kernels(index: int | None) -> bool:
     """Try one kernel on a device; log why, where this build has none for it."""
-    device = torch.device("cuda", index)
+    device = torch.device("cuda") if index is None else torch.device("cuda", index)
     try:
         launch_one(device)
     except (ImportError, RuntimeError) as error:

@@ -10,7 +10,9 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 import agl_fast.platform_cpu.engines  # noqa: F401
+from agl_fast.platform_cpu.log_probs import vectorize_log_probs
 from agl_fast.platform_cpu.registration import Registration, require_cpu
+from agl_fast.platform_cpu.value_models import load_value_models_as_configured
 
 
 class CpuTrainingWorker(TrainingWorker):
@@ -18,6 +20,8 @@ class CpuTrainingWorker(TrainingWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         require_cpu(engines=True)
+        vectorize_log_probs()
+        load_value_models_as_configured()
         # verl would ask torch for "cpu:gloo,<device>:<backend>", and torch refuses to have the
         # device type cpu twice. It keeps a group that exists.
         if not dist.is_initialized():

@@ -14,8 +14,8 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from verl.utils.config import validate_config
-from verl.utils.device import get_device_name
 
+from agl_fast.verl.config_attention import choose_attention
 from agl_fast.verl.config_batches import check_batches, fill_in_batches
 from agl_fast.verl.config_checks import check_combinations
 from agl_fast.verl.config_choices import check_choices
@@ -24,6 +24,7 @@ from agl_fast.verl.config_input import plain_settings
 from agl_fast.verl.config_servers import tell_servers
 from agl_fast.verl.config_types import check_types
 from agl_fast.verl.cpu_defaults import fill_in, fit_bucket
+from agl_fast.verl.device_choice import choose_device, use_device
 from agl_fast.verl.renamed_keys import leaves, nested, rename
 
 OWN_CONFIG = Path(__file__).with_name("config.yaml")
@@ -56,7 +57,7 @@ def compose(
     Args:
         settings: a tree of overrides, as plain values or an OmegaConf. A key that neither verl nor
             agl_fast has is written with a plus before its name, as in hydra.
-        device: verl's name of the device; None: the one that verl finds.
+        device: verl's name of the device; None: it is chosen, and verl in this process uses it.
         added: further dotted keys that need not be known, as those of an earlier run.
 
     Raises:
@@ -79,7 +80,12 @@ def compose(
     check_types(given, _resolved_defaults(), marked.union(added))
     flat, copied = move_values(flat)
 
-    config, filled_in = _filled_in(flat, device or get_device_name())
+    if device is None:
+        chosen = choose_device(flat)
+        use_device(chosen.name)
+        device = chosen.name
+        lines += chosen.lines
+    config, filled_in = _filled_in(flat, device)
     lines += copied + filled_in
     lines += check_effects(
         dict(leaves(given)), dict(leaves(_resolved_defaults())), _parts_of_the_run(config)
@@ -124,6 +130,7 @@ def _filled_in(flat: Mapping[str, Any], device: str) -> tuple[DictConfig, list[s
         config.critic.model.path = "${actor_rollout_ref.model.path}"
         lines.append("critic.model.path is not set: the critic starts from the actor's model")
     lines += fill_in_batches(config, flat.keys())
+    lines += choose_attention(config, flat.keys(), device)
     if device == "cpu":
         lines += fill_in(config, flat.keys(), _unused_parts(config))
         lines += fit_bucket(config, flat.keys())

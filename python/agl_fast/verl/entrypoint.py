@@ -12,21 +12,24 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import ray
 from omegaconf import OmegaConf, open_dict
+from verl.single_controller.ray import RayWorkerGroup
 from verl.trainer.ppo.ray_trainer import ResourcePoolManager
 from verl.trainer.ppo.utils import Role, create_rl_sampler, need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name
-from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from agl_fast.platform_cpu.registration import require_cpu
+from agl_fast.verl.config_attention import CRITIC, uses_engine
 from agl_fast.verl.daemon import AgentModeDaemon
 from agl_fast.verl.deadlines import Deadlines
+from agl_fast.verl.device_choice import CPU, PLATFORM_VARIABLE
 from agl_fast.verl.interrupts import Interrupts, interruptible
 from agl_fast.verl.leftovers import (
     RUN_VARIABLE,
@@ -77,6 +80,7 @@ def run(
     check_critic(config)
     if trains_trees(config):
         require_tree_config(config)
+    check_device(config)
     check_cpus(config)
     with ExitStack() as ends:
         ends.enter_context(warnings_shown())
@@ -121,7 +125,7 @@ def check_critic(config: Any) -> None:
 
 def trainer_arguments(config: Any, train_dataset: Any, val_dataset: Any) -> dict[str, Any]:
     """What verl's trainer is made of, for this machine."""
-    actor_worker, critic_worker = worker_classes(trees=trains_trees(config))
+    actor_worker, critic_worker = worker_classes(config)
     lora = config.actor_rollout_ref.model
     is_lora = max(lora.get("lora", {}).get("rank", 0), lora.get("lora_rank", 0)) > 0
     reference_in_actor = is_lora or lora.get("lora_adapter_path") is not None
@@ -147,14 +151,36 @@ def trainer_arguments(config: Any, train_dataset: Any, val_dataset: Any) -> dict
         "train_dataset": samples,
         "val_dataset": None if val_dataset is None else Samples(val_dataset),
         "train_sampler": create_rl_sampler(config.data, samples),
+        "ray_worker_group_cls": partial(RayWorkerGroup, worker_env=environment_of_workers()),
     }
 
 
-def worker_classes(*, trees: bool) -> tuple[type[Any], type[Any]]:
+def check_device(config: Any) -> None:
+    """Raise ValueError where verl in this process has another device than the configuration."""
+    if config.trainer.device != get_device_name():
+        raise ValueError(
+            f"trainer.device={config.trainer.device!r}, and verl in this process has chosen "
+            f"{get_device_name()!r}: expected VERL(config) to be made in the process that fits, "
+            "and trainer.device to be left as it is"
+        )
+
+
+def environment_of_workers() -> dict[str, str]:
+    """What makes verl's workers choose this process's device; on GPUs they find it."""
+    return {PLATFORM_VARIABLE: CPU} if get_device_name() == CPU else {}
+
+
+def worker_classes(config: Any) -> tuple[type[Any], type[Any]]:
     """verl's workers of actor and reference, and of the critic, for this machine."""
     on_cpu = get_device_name() == "cpu"
     if on_cpu:
         require_cpu()
+    actor, _ = _worker_classes(on_cpu=on_cpu, trees=uses_engine(config))
+    _, critic = _worker_classes(on_cpu=on_cpu, trees=uses_engine(config, CRITIC))
+    return actor, critic
+
+
+def _worker_classes(*, on_cpu: bool, trees: bool) -> tuple[type[Any], type[Any]]:
     # Only where they are used: the modules register engines.
     if trees:
         from agl_fast.verl.tree import workers as of_trees
@@ -166,7 +192,9 @@ def worker_classes(*, trees: bool) -> tuple[type[Any], type[Any]]:
         from agl_fast.platform_cpu import workers as of_cpu
 
         return of_cpu.CpuActorRolloutRefWorker, of_cpu.CpuTrainingWorker
-    return ActorRolloutRefWorker, TrainingWorker
+    from agl_fast.verl import gpu_workers as of_gpu
+
+    return of_gpu.GpuActorRolloutRefWorker, of_gpu.GpuTrainingWorker
 
 
 def require_loadable_weights(trainer: Any) -> None:

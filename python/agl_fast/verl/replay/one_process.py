@@ -15,7 +15,7 @@ import torch.distributed as dist
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import TrainingWorkerConfig
 
-from agl_fast.verl.entrypoint import trains_trees, worker_classes
+from agl_fast.verl.entrypoint import worker_classes
 from agl_fast.verl.trainer.workers import WorkerGroups
 
 
@@ -106,7 +106,7 @@ def _whole(value: Any) -> torch.Tensor:
 def _worker(config: Any, model: str) -> Any:
     config = config.copy()
     config.actor_rollout_ref.model.path = model
-    _, worker_class = worker_classes(trees=trains_trees(config))
+    _, worker_class = worker_classes(config)
     return actor_worker(config, worker_class)
 
 

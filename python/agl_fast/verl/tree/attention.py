@@ -10,9 +10,10 @@ from transformers import AttentionInterface
 
 from agl_fast.verl.tree.flex import ancestor_blocks, flex_tree_attention
 from agl_fast.verl.tree.links import Links
+from agl_fast.verl.tree.names import ENGINE
 from agl_fast.verl.tree.segments import segment_attention
 
-NAME = "agl_fast_tree"
+NAME = ENGINE
 
 
 class Tree:

@@ -22,6 +22,7 @@ from agl_fast.platform_cpu.engines import (
 )
 from agl_fast.verl.tree import attention
 from agl_fast.verl.tree.inputs import TreeInputs
+from agl_fast.verl.tree.names import ENGINE
 from agl_fast.verl.tree.refusals import (
     require_language_module,
     require_tree_engine,
@@ -30,7 +31,7 @@ from agl_fast.verl.tree.refusals import (
 )
 from agl_fast.verl.tree.scores import ENTROPY, LOG_PROB, SUM_PI_SQUARED, Asked, TokenScores
 
-VENDOR = "agl_fast_tree"
+VENDOR = ENGINE
 
 
 class TrainsTrees:
@@ -41,7 +42,12 @@ class TrainsTrees:
 
     def _build_module(self) -> Any:
         require_tree_engine(self.model_config, self.engine_config, "this worker")
-        require_tree_model(self.model_config.hf_config)
+        model = self.model_config.hf_config
+        require_tree_model(model)
+        # Loaded with an attention that needs no package. verl has made an attribute of the
+        # setting, which checkpoints would keep and nobody else could load.
+        model._attn_implementation = "sdpa"
+        vars(model).pop("attn_implementation", None)
         module: Any = super()._build_module()  # type: ignore[misc]
         require_tree_module(module)
         module.set_attn_implementation(attention.NAME)

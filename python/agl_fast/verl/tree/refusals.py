@@ -7,15 +7,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from verl.utils.config import omega_conf_to_dataclass
 
-LEVEL = "agentlightning.trace_aggregator.level='tree'"
+from agl_fast.verl.tree.names import ENGINE
+
+LEVEL = f"agentlightning.trace_aggregator.level='tree', or attn_implementation={ENGINE!r},"
 _FULL_ATTENTION = "full_attention"
 # Whose state runs along the row, and whose configurations do not name it in layer_types.
 _RECURRENT = {"falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "rwkv", "xlstm", "zamba"}
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "attn_dropout")
 _SCALES_OF_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 _ROPE_OF_LENGTH = {"dynamic", "longrope"}
+# Triton multiplies tiles of at least so many elements of a head.
+LEAST_HEAD_WIDTH = 16
 
 
 def require_tree_model(model: Any) -> None:
@@ -24,13 +29,46 @@ def require_tree_model(model: Any) -> None:
     Args:
         model: its Hugging Face configuration.
     """
-    reasons = [*_of_layers(model), *_of_positions(model), *_of_outputs(model)]
-    if reasons:
+    if reasons := [*_of_layers(model), *_of_positions(model), *_of_outputs(model)]:
         raise ValueError(
             f"{LEVEL} with a model of type {model.model_type!r}: it has {', '.join(reasons)}; "
             "expected a text model of full causal attention (Llama, Qwen2, Qwen3, …), or level "
-            "'trajectory'"
+            "'trajectory' with another attn_implementation"
         )
+
+
+def model_refusals(model: Any, *, device: str) -> list[str]:
+    """Everything for which agl_fast's attention does not fit a model, found without loading it.
+
+    Args:
+        model: its Hugging Face configuration.
+        device: verl's name of the device that trains it.
+    """
+    found = [*_of_layers(model), *_of_positions(model), *_of_outputs(model)]
+    reasons = [f"model type {model.model_type!r} has {reason}" for reason in found]
+    module_cls = _module_class(model)
+    if module_cls is not None and not getattr(module_cls, "_supports_attention_backend", False):
+        reasons.append(f"{module_cls.__name__} takes no attention functions")
+    n_heads = getattr(model, "num_attention_heads", None)
+    width = getattr(model, "head_dim", None) or (n_heads and model.hidden_size // n_heads)
+    if device != "cpu" and width and width < LEAST_HEAD_WIDTH:
+        reasons.append(f"heads of {width} elements, and flex attention takes {LEAST_HEAD_WIDTH}")
+    return reasons
+
+
+def fallback_attention(model: Any) -> str:
+    """Which attention of transformers computes what the model's configuration says.
+
+    Args:
+        model: its Hugging Face configuration; None: it is not known.
+    """
+    if model is None:
+        return "sdpa"
+    module_cls = _module_class(model)
+    takes_sdpa = module_cls is None or getattr(module_cls, "_supports_sdpa", True)
+    # torch's function has no soft cap, and transformers would leave it out without a word.
+    caps = getattr(model, "attn_logit_softcapping", None)
+    return "sdpa" if takes_sdpa and not caps else "eager"
 
 
 def require_tree_module(module: Any) -> None:
@@ -56,9 +94,19 @@ def require_tree_engine(model: Any, engine: Any, part: str) -> None:
     """Raise ValueError for what verl would do with a row as a whole.
 
     Args:
+        model, engine: as for `engine_refusals`.
+        part: whose they are, for the message.
+    """
+    if wrong := engine_refusals(model, engine):
+        raise ValueError(f"{LEVEL} with {part}'s {'; '.join(wrong)}")
+
+
+def engine_refusals(model: Any, engine: Any) -> list[str]:
+    """What verl would do with a row as a whole.
+
+    Args:
         model: verl's HFModelConfig, or its group of the configuration.
         engine: verl's FSDPEngineConfig, or its group of the configuration.
-        part: whose they are, for the message.
     """
     wrong = []
     if model.get("use_fused_kernels"):
@@ -79,8 +127,7 @@ def require_tree_engine(model: Any, engine: Any, part: str) -> None:
             f"strategy={engine.get('strategy')!r}: expected 'fsdp' or 'fsdp2', as others, Megatron "
             "among them, have no engine for trees"
         )
-    if wrong:
-        raise ValueError(f"{LEVEL} with {part}'s {'; '.join(wrong)}")
+    return wrong
 
 
 def require_tree_config(config: Any) -> None:
@@ -106,6 +153,14 @@ def require_tree_config(config: Any) -> None:
         }
         require_tree_engine(model, of_engine, part)
     require_tree_model(omega_conf_to_dataclass(actor.model).hf_config)
+
+
+def _module_class(model: Any) -> Any:
+    """The class that transformers makes of a configuration; None for a model's own code."""
+    if getattr(model, "auto_map", None):
+        return None
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model), None)
+    return found[0] if isinstance(found, tuple) else found
 
 
 def _of_layers(model: Any) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+from agl_fast.platform_cpu.value_models import load_value_models_as_configured
 from agl_fast.platform_cpu.workers import CpuActorRolloutRefWorker, CpuTrainingWorker
 from agl_fast.verl.tree.engine import VENDOR, TrainsTrees
 
@@ -21,6 +22,7 @@ class _OfTrees:
     engine: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        load_value_models_as_configured()
         before = os.environ.get(_VENDOR_VARIABLE)
         os.environ[_VENDOR_VARIABLE] = VENDOR
         try:
