@@ -218,9 +218,10 @@ def test_cards_are_asked_without_starting_cuda(tmp_path, monkeypatch):
     """CUDA, once started in the driver, could not be used by forked runners."""
     monkeypatch.undo()
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 9.0'\necho 'Tesla T4, 7.5'\n")
+    cards = ("NVIDIA H100 80GB HBM3, 9.0, 80994, 81559, 580.65", "Tesla T4, 7.5, [N/A], 1, 5")
+    program.write_text("#!/bin/sh\n" + "".join(f"echo '{card}'\n" for card in cards))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert config_attention.gpus() == {"NVIDIA H100 80GB HBM3": (9, 0), "Tesla T4": (7, 5)}
+    assert config_attention.gpus() == {"NVIDIA H100 80GB HBM3": (9, 0)}
     program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed' \nexit 9\n")
     assert config_attention.gpus() == {}

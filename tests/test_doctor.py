@@ -16,6 +16,7 @@ import pytest
 
 from agl_fast import doctor
 from agl_fast.doctor import GIB, Finding, Target
+from agl_fast.verl.gpu_cards import Card
 
 TRACING = {
     "agentops": "0.4.21",
@@ -191,6 +192,44 @@ def test_cpu_torch_comes_from_where_pip_finds_it(
     assert f"--find-links {tmp_path} " in doctor.install_command("cpu")
 
 
+def card(capability: tuple[int, int], free: int = 79, total: int = 80) -> Card:
+    return Card("NVIDIA Card", capability, free * GIB, total * GIB, "580.65")
+
+
+@pytest.mark.parametrize(
+    ("found", "ok", "text"),
+    [
+        (card((9, 0)), True, "compute capability 9.0, 79 of 80 GiB are free, driver 580.65"),
+        (card((7, 5)), True, "no bfloat16 below 8.0: set actor_rollout_ref.rollout.dtype=float16"),
+        (card((7, 0)), False, "expected 7.5, which vLLM needs"),
+        (card((9, 0), free=40), False, "expected 90% free; end what uses it"),
+    ],
+)
+def test_cards(found: Card, ok: bool, text: str) -> None:
+    (finding,) = doctor.check_cards([found])
+    assert finding.ok is ok
+    assert text in finding.text
+
+
+def test_no_card() -> None:
+    (finding,) = doctor.check_cards([])
+    assert not finding.ok
+
+
+def test_a_machine_without_flash_attention_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("verl", reason="needs the extra [cpu] or [verl]")
+    from agl_fast.verl import config_attention
+
+    for fault, text in (
+        ("flash-attn is not installed", "through agl_fast's engine instead"),
+        (None, "flash-attn loads"),
+    ):
+        monkeypatch.setattr(config_attention, "flash_attention_fault", lambda fault=fault: fault)
+        finding = doctor.check_flash_attention()
+        assert finding.ok
+        assert text in finding.text
+
+
 @pytest.mark.parametrize("is_wrong", [False, True])
 def test_exit_code_says_whether_something_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_wrong: bool
@@ -220,4 +259,4 @@ def test_whole_examination_of_this_environment() -> None:
     wrong_lines = [line for line in done.stdout.splitlines() if "WRONG" in line]
     assert not [line for line in wrong_lines if "GiB" not in line and "port" not in line]
     assert done.returncode == int(bool(wrong_lines)), done.stderr
-    assert "verl chooses device cpu" in done.stdout
+    assert "VERL chooses device cpu" in done.stdout

@@ -15,10 +15,12 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from agl_fast.verl.gpu_cards import Card, cards
 
 Target = Literal["cpu", "cuda12", "cuda13"]
 
@@ -31,6 +33,9 @@ GIB = 1 << 30
 MIN_MEMORY = 8 * GIB
 MIN_SHARED_MEMORY = 1 * GIB
 STORE_PORT = 4747
+MIN_CAPABILITY = (7, 5)
+BFLOAT16_CAPABILITY = (8, 0)
+MIN_FREE_SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -185,20 +190,67 @@ def check_torch(target: Target) -> Finding:
     return Finding(True, text)
 
 
+def check_cards(found: Sequence[Card]) -> Iterator[Finding]:
+    """Whether each card is one that vLLM runs on, and free."""
+    if not found:
+        yield Finding(False, "nvidia-smi shows no card: expected it on PATH, to work")
+    for card in found:
+        major, minor = card.capability
+        text = (
+            f"{card.name}: compute capability {major}.{minor}, {card.free / GIB:.0f} of "
+            f"{card.total / GIB:.0f} GiB are free, driver {card.driver}"
+        )
+        if card.capability < MIN_CAPABILITY:
+            yield Finding(False, f"{text}: expected 7.5, which vLLM needs")
+        elif card.free < MIN_FREE_SHARE * card.total:
+            yield Finding(False, f"{text}: expected {MIN_FREE_SHARE:.0%} free; end what uses it")
+        elif card.capability < BFLOAT16_CAPABILITY:
+            yield Finding(
+                True,
+                f"{text}; no bfloat16 below 8.0: set actor_rollout_ref.rollout.dtype=float16 and "
+                "param_dtype=fp16 in fsdp_config.mixed_precision",
+            )
+        else:
+            yield Finding(True, text)
+
+
+def check_flash_attention() -> Finding:
+    """Which attention trains; a run without flash-attn is right, too."""
+    try:
+        from agl_fast.verl.config_attention import (
+            flash_attention_fault,
+            flash_attention_requirement,
+        )
+
+        fault = flash_attention_fault()
+    except (ImportError, OSError, RuntimeError) as error:
+        return Finding(False, f"verl does not load: {type(error).__name__}: {error}")
+    if fault is None:
+        return Finding(True, "flash-attn loads: verl trains with it")
+    return Finding(
+        True,
+        f"{fault}: rows train through agl_fast's engine instead, without padding; to train with "
+        f"it: uv pip install --no-build-isolation '{flash_attention_requirement()}'",
+    )
+
+
 def check_platform(target: Target) -> Finding:
-    """Whether verl chooses this machine's device, with agl_fast's platform registered."""
+    """Whether a run takes this machine's device, with agl_fast's platform registered."""
     plugins = importlib.metadata.entry_points(group="verl.plugins")
     if "agl_fast_cpu" not in plugins.names:
         return Finding(False, "verl.plugins has no agl_fast_cpu: expected agl_fast to be installed")
     try:
         from agl_fast.platform_cpu.registration import registration
+        from agl_fast.verl.device_choice import choose_device, use_device
 
+        chosen = choose_device({}).name
+        use_device(chosen)
         state = registration()
-    except (ImportError, OSError, RuntimeError) as error:
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
         return Finding(False, f"verl does not load: {type(error).__name__}: {error}")
     device = "cpu" if target == "cpu" else "cuda"
-    text = f"verl chooses device {state['device']}"
-    if state["device"] == device and state["platform"]:
+    text = f"VERL chooses device {chosen}"
+    if chosen == device and state["platform"]:
         return Finding(True, text)
     registered = state["platform"] or "no platform"
     return Finding(False, f"{text}, agl_fast registered {registered}: expected {device}")
@@ -254,6 +306,9 @@ def examine(target: Target) -> Iterator[Finding]:
     yield check_shared_memory(shutil.disk_usage("/dev/shm").free)
     yield check_port(int(os.environ.get("AGL_SERVER_PORT", STORE_PORT)))
     yield check_torch(target)
+    if target != "cpu":
+        yield from check_cards(cards())
+        yield check_flash_attention()
     yield check_platform(target)
 
 

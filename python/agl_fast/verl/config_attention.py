@@ -11,8 +11,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import re
-import shutil
-import subprocess
 from collections.abc import Collection
 from typing import Any
 
@@ -20,13 +18,13 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import AutoConfig
 from verl.utils.model import update_model_config
 
+from agl_fast.verl.gpu_cards import cards
 from agl_fast.verl.tree.names import ENGINE
 from agl_fast.verl.tree.refusals import engine_refusals, fallback_attention, model_refusals
 
 IMPLEMENTATION = "override_config.attn_implementation"
 PACKAGE = "flash_attn"
 FLASH_CAPABILITY = (8, 0)
-SMI_SECONDS = 30
 ACTOR, CRITIC = "actor_rollout_ref.model", "critic.model"
 
 
@@ -89,21 +87,7 @@ def flash_attention_fault() -> str | None:
 
 def gpus() -> dict[str, tuple[int, int]]:
     """Compute capabilities of this machine's NVIDIA cards, by name."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return {}
-    try:
-        asked = subprocess.run(
-            [program, "--query-gpu=name,compute_cap", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=SMI_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {}
-    found = re.findall(r"^(.+), (\d+)\.(\d+)$", asked.stdout, re.MULTILINE)
-    return {name: (int(major), int(minor)) for name, major, minor in found}
+    return {card.name: card.capability for card in cards()}
 
 
 def flash_attention_requirement() -> str:
