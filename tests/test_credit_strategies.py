@@ -71,8 +71,31 @@ def test_per_call():
 def test_per_call_without_rewards_gives_the_last_trainable_one_the_rollouts():
     found = per_call(rollout(Call([1], [2]), Call([1], [2]), Call([1], [2], trainable=False)))
     assert [call.reward for call in found.calls] == [0, 4.0, 0]
+
+
+def test_per_call_leaves_a_rollout_without_any_reward_without_one():
     missing = per_call(rollout(Call([1], [2]), reward=None))
-    assert [call.reward for call in missing.calls] == [0]
+    assert [call.reward for call in missing.calls] == [None]
+    assert missing.reward is None
+
+
+def test_per_call_keeps_the_reward_that_the_rollout_has_from_its_calls():
+    found = per_call(rollout(Call([1], [2], reward=1.0), Call([1, 2], [3]), reward=None))
+    assert found.reward == 1.0
+    assert [call.reward for call in found.calls] == [1.0, 0.0]
+
+
+def test_per_call_counts_the_reward_of_a_call_recorded_twice_once():
+    once = Call([1], [2], reward=1.0, response_id="a")
+    found = per_call(rollout(once, once, reward=None))
+    assert [call.reward for call in found.calls] == [1.0, 0.0]
+    later = per_call(rollout(Call([1], [2], response_id="a"), Call([3], [4]), once, reward=None))
+    assert [call.reward for call in later.calls] == [1.0, 0.0, 0.0]
+
+
+def test_per_call_names_a_reward_that_is_none():
+    with pytest.raises(TypeError, match="rollout 'r', call 1: reward must be a"):
+        per_call(rollout(Call([1], [2]), Call([1], [2], reward="good")))
 
 
 @pytest.mark.parametrize("strategy", [last_call, per_call, lambda each: discounted(each, 0.5)])

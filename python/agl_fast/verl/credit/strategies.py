@@ -10,25 +10,23 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 
 import agl_fast
+from agl_fast.batch.duplicates import originals
+from agl_fast.batch.rewards import final_reward, read_rewards
 
 
 def trainable_calls(rollout: agl_fast.Rollout) -> list[int]:
     """Indices of the calls that can be trained: docs/rows.md, "Decisions", Classes."""
-    seen: set[str] = set()
-    found = []
-    for index, call in enumerate(rollout.calls):
-        if call.response_id and call.response_id in seen:
-            continue
-        if call.response_id:
-            seen.add(call.response_id)
-        if (
-            call.trainable
-            and call.finish_reason != "abort"
-            and len(call.prompt_ids) > 0
-            and len(call.response_ids) > 0
-        ):
-            found.append(index)
-    return found
+    return [
+        index
+        for index, (call, original) in enumerate(
+            zip(rollout.calls, originals(rollout.calls), strict=True)
+        )
+        if index == original
+        and call.trainable
+        and call.finish_reason != "abort"
+        and len(call.prompt_ids) > 0
+        and len(call.response_ids) > 0
+    ]
 
 
 def identical(rollout: agl_fast.Rollout) -> agl_fast.Rollout:
@@ -52,18 +50,31 @@ def discounted(rollout: agl_fast.Rollout, discount: float) -> agl_fast.Rollout:
 def per_call(rollout: agl_fast.Rollout) -> agl_fast.Rollout:
     """Every call learns from its own reward, 0 where it has none.
 
-    Where no call has one, the last trainable call has the rollout's.
+    The reward of a call that was recorded several times counts once; if the records differ, the
+    last one counts. Where no call has a reward, the last trainable call has the rollout's. The
+    rollout's own reward is what `build_batch` makes of the given rollout; a rollout without any
+    reward stays without one.
+
+    Raises:
+        TypeError, ValueError: a reward is not a finite number; the message names it.
     """
-    rewards = [call.reward for call in rollout.calls]
-    if all(reward is None or reward != reward for reward in rewards):
-        calls = trainable_calls(rollout)
-        if not calls:
-            return rollout
-        rewards[calls[-1]] = rollout.reward
-    changed = [copy(call) for call in rollout.calls]
-    for call, reward in zip(changed, rewards, strict=True):
-        call.reward = 0.0 if reward is None or reward != reward else reward
-    return _with_calls(rollout, changed)
+    given = read_rewards(rollout.rollout_id, rollout.calls)
+    final = final_reward(rollout.rollout_id, rollout.reward, given)
+    trainable = trainable_calls(rollout)
+    rewards = [0.0] * len(given)
+    if any(reward is not None for reward in given):
+        for original, reward in zip(originals(rollout.calls), given, strict=True):
+            if reward is not None:
+                rewards[original] = reward
+    elif final is not None and trainable:
+        rewards[trainable[-1]] = final
+    else:
+        return rollout
+    changed = _with_calls(rollout, [copy(call) for call in rollout.calls])
+    for call, reward in zip(changed.calls, rewards, strict=True):
+        call.reward = reward
+    changed.reward = final
+    return changed
 
 
 # Names in `agentlightning.credit`.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import agl_fast
+from agl_fast.verl.credit import trainable_calls
 
 FailedRollouts: TypeAlias = Literal["skip", "zero"]
 SUCCEEDED = "succeeded"
@@ -65,7 +66,7 @@ class Outcome:
         """The rollout as the batch takes it; None: it leaves its group."""
         rollout = self.rollout
         if failed_rollouts == "skip":
-            if self.failed or not any(_can_be_trained(call) for call in self.calls):
+            if self.failed or not trainable_calls(rollout):
                 return None
         elif self.failed:
             rollout.calls = [_without_reward(call) for call in self.calls]
@@ -77,12 +78,3 @@ def _without_reward(call: agl_fast.Call) -> agl_fast.Call:
     changed = copy(call)
     changed.reward = None
     return changed
-
-
-def _can_be_trained(call: agl_fast.Call) -> bool:
-    return (
-        call.trainable
-        and call.finish_reason != "abort"
-        and len(call.prompt_ids) > 0
-        and len(call.response_ids) > 0
-    )

@@ -150,6 +150,8 @@ def rewards_of_calls(rollout: agl_fast.RolloutEntry, trained: Sequence[int]) -> 
         trained: their indices, ascending.
     """
     earned = [0.0] * len(trained)
+    if not len(trained):
+        return earned
     if rollout.call_rewards is None:
         earned[-1] = rollout.reward
         return earned
