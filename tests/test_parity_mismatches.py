@@ -32,6 +32,12 @@ CASES = {
         [USER, C, END, A, END, USER, D],
         "template",
     ),
+    "generation_prompt": (
+        [USER, C, END, THINK],
+        [A, END],
+        [USER, C, END, A, END, USER, D],
+        "template",
+    ),
     "new_conversation": ([USER, C, END], [A, END], [USER, D, END, B, END, USER, C], "others"),
     "shortened": ([USER, C, D], [A, B], [USER, C], "others"),
 }

@@ -74,3 +74,43 @@ def test_of_equally_close_chains_the_one_extended_last_tells_the_kind(build: Any
 def test_transitions_report_no_mismatch(build: Any) -> None:
     batch = build([rollout(([1], [2]), ([3], [4]))], level="transition", **OPTIONS)
     assert batch.mismatches == []
+
+
+# A chat template that puts 8, 9 before an answer and leaves it out of the history.
+@pytest.mark.parametrize(
+    ("calls", "kind"),
+    [
+        pytest.param([([1, 8, 9], [3, 4]), ([1, 3, 4, 2, 8, 9], [5])], True, id="left_out"),
+        pytest.param([([1, 8, 9], [3, 4]), ([1, 8, 7, 3, 4, 2], [5])], True, id="another"),
+        pytest.param([([1, 8, 9], [6, 7, 3, 4]), ([1, 3, 4, 2, 8, 9], [5])], True, id="reasoning"),
+        pytest.param([([1, 8, 9], [3, 4]), ([1, 5, 5, 2, 8, 9], [5])], False, id="other_answer"),
+        pytest.param([([8, 9], [3, 4]), ([3, 4, 2, 8, 9], [5])], False, id="nothing_shared"),
+        pytest.param(
+            [([1, *[8] * 32, 9], [3, 4]), ([1, 3, 4, 2, 8, 9], [5])], False, id="too_long"
+        ),
+        pytest.param(
+            [([1], [2]), ([1, 2, 7, 8, 9], [3]), ([1, 2, 7, 3, 6], [5])], True, id="later_answer"
+        ),
+    ],
+)
+def test_a_generation_prompt_that_the_history_leaves_out(
+    build: Any, calls: Any, kind: bool
+) -> None:
+    options = OPTIONS | {"max_prompt_length": 64}
+    (mismatch,) = build([rollout(*calls)], **options).mismatches
+    assert (mismatch.kind == "generation_prompt") is kind
+
+
+def test_every_call_of_a_conversation_without_thinking(build: Any) -> None:
+    """As Qwen3 with thinking off: an empty think block before every answer, none in the history."""
+    user, empty_think, end = [1, 2], [7, 8, 9], 5
+    history: list[int] = []
+    calls = []
+    for turn in range(6):
+        history += [*user, 10 + turn, 3]
+        answer = [20 + turn, 30 + turn, end]
+        calls.append(([*history, *empty_think], answer))
+        history += answer
+    options = OPTIONS | {"max_prompt_length": 64}
+    batch = build([rollout(*calls)], **options)
+    assert [mismatch.kind for mismatch in batch.mismatches] == ["generation_prompt"] * 5

@@ -9,6 +9,25 @@ namespace {
 
 constexpr int32_t kRoot = 0;
 
+// A generation prompt is what a chat template puts in front of an answer, such as an empty think
+// block. It is shorter than this.
+constexpr int64_t kGenerationPrompt = 32;
+// One that takes the place of another is shorter than this, and so is the other.
+constexpr int64_t kOtherPrompt = 8;
+// So many of an answer's tokens identify it in a prompt.
+constexpr int64_t kAnswerProbe = 4;
+
+// Whether the prompt has, from `index` on, the answer's tokens from `from` on.
+bool has_answer(const TokenReader& prompt, int64_t index, const int32_t* answer, int64_t from,
+                int64_t length) {
+  const int64_t n = std::min(kAnswerProbe, length - from);
+  if (index + n > prompt.size()) return false;
+  for (int64_t i = 0; i < n; ++i) {
+    if (prompt.at(index + i) != answer[from + i]) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 Chains::Chains(SpareTokens* spare) : spare_(spare), nodes_{{-1, -1, 0, 0, -1, -1, 0}} {}
@@ -88,10 +107,42 @@ int32_t Chains::longest_context(Position at) const {
 
 Placement Chains::compare(const TokenReader& prompt, Position at) const {
   const int32_t closest = node(at.node).latest;
-  const auto kind = at.depth == prompt.size()                 ? MismatchKind::kShortened
-                    : at.depth < chain(closest).prompt_length ? MismatchKind::kNewConversation
-                                                              : MismatchKind::kHistoryRewritten;
+  const MismatchKind kind = kind_of(prompt, at.depth, chain(closest));
   return {-1, true, closest, at.depth, chain(closest).context_length(), kind};
+}
+
+// docs/rows.md, "Mismatches", without the kind that needs a tokenizer.
+MismatchKind Chains::kind_of(const TokenReader& prompt, int64_t index, const Chain& closest) const {
+  if (index == prompt.size()) return MismatchKind::kShortened;
+  const MismatchKind other = index < closest.prompt_length ? MismatchKind::kNewConversation
+                                                           : MismatchKind::kHistoryRewritten;
+  // The answer behind the first difference; there is none where an answer itself differs.
+  int64_t begin = closest.prompt_length;
+  int64_t end = begin;
+  bool sampled = false;
+  for (const Segment& segment : closest.segments) {
+    begin = end;
+    end = closest.prompt_length + segment.end;
+    sampled = segment.call >= 0;
+    if (sampled && end > index) break;
+  }
+  if (!sampled || begin <= index || begin - index > kGenerationPrompt || index == 0) return other;
+  const int32_t* answer = closest.tokens.data() + begin;
+  const int64_t length = end - begin;
+  // None before the answer, whose beginning (reasoning) may be left out as well.
+  for (int64_t from = 0; from == 0 || from + 1 < length; ++from) {
+    if (has_answer(prompt, index, answer, from, length)) return MismatchKind::kGenerationPrompt;
+  }
+  // Another one before the answer; between answers that would be an edited observation.
+  if (index >= closest.prompt_length || begin - index > kOtherPrompt) return other;
+  const int64_t last = std::min(index + kOtherPrompt, prompt.size() - 1);
+  for (int64_t i = index + 1; i <= last; ++i) {
+    const bool ends_alike = prompt.at(i - 1) == answer[-1];
+    if (!ends_alike && has_answer(prompt, i, answer, 0, length)) {
+      return MismatchKind::kGenerationPrompt;
+    }
+  }
+  return other;
 }
 
 // A chain that holds its first prompt and nothing after it; tokens up to `at` are in the tree.

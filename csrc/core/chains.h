@@ -50,7 +50,12 @@ struct Chain {
   int64_t context_length() const { return static_cast<int64_t>(tokens.size()); }
 };
 
-enum class MismatchKind : uint8_t { kShortened, kNewConversation, kHistoryRewritten };
+enum class MismatchKind : uint8_t {
+  kShortened,
+  kGenerationPrompt,
+  kNewConversation,
+  kHistoryRewritten
+};
 
 // What became of a call that was laid out.
 struct Placement {
@@ -123,6 +128,7 @@ class Chains {
   int32_t split(Position at);
   void touch(int32_t chain);
   Placement compare(const TokenReader& prompt, Position at) const;
+  MismatchKind kind_of(const TokenReader& prompt, int64_t index, const Chain& closest) const;
 
   SpareTokens* spare_;
   std::vector<Chain> chains_;

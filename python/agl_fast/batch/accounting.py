@@ -16,7 +16,13 @@ DROP_REASONS = (
 )
 
 # How a call missed every open chain (docs/rows.md, "Mismatches").
-MISMATCH_KINDS = ("shortened", "retokenised", "new_conversation", "history_rewritten")
+MISMATCH_KINDS = (
+    "shortened",
+    "retokenised",
+    "generation_prompt",
+    "new_conversation",
+    "history_rewritten",
+)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from agl_fast import _core
 from agl_fast.batch.accounting import DROP_REASONS, Accounting, Mismatch
 from agl_fast.batch.mismatch import is_retokenised
 
-_KINDS = ("shortened", "new_conversation", "history_rewritten")
+_KINDS = ("shortened", "generation_prompt", "new_conversation", "history_rewritten")
 
 
 # The planner's table, (rollouts, columns): counts by name, then dropped tokens by reason.

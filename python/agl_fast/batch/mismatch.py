@@ -9,6 +9,7 @@ from typing import Any
 AGENT_LIGHTNING_NAMES = {
     "history_rewritten": "template",
     "retokenised": "retoken",
+    "generation_prompt": "template",
     "shortened": "others",
     "new_conversation": "others",
 }

@@ -35,6 +35,17 @@ class Chain:
     def n_sampled(self) -> int:
         return sum(call != CONTEXT for call in self.sampled_by)
 
+    def answer_behind(self, index: int) -> tuple[int, list[int]]:
+        """Where the next answer behind a token begins in the context, and its tokens.
+
+        It begins at or before ``index`` where the token itself is an answer's.
+        """
+        sampled_by = [CONTEXT] * len(self.prompt) + self.sampled_by
+        begin = next(i for i in range(index, len(sampled_by)) if sampled_by[i] != CONTEXT)
+        call = sampled_by[begin]
+        places = [i for i, each in enumerate(sampled_by) if each == call]
+        return places[0], [self.context[i] for i in places]
+
     def is_continued_by(self, prompt: list[int]) -> bool:
         context = self.context
         return prompt[: len(context)] == context
@@ -87,7 +98,12 @@ def _mismatch(rollout_id: str, turn: Turn, chains: list[Chain], tokenizer: Any) 
     )
     index = shared_prefix(closest.context, turn.prompt)
     kind = classify_mismatch(
-        turn.prompt, closest.context, index, len(closest.prompt), tokenizer=tokenizer
+        turn.prompt,
+        closest.context,
+        index,
+        len(closest.prompt),
+        answer=closest.answer_behind(index),
+        tokenizer=tokenizer,
     )
     return Mismatch(rollout_id, turn.index, index, kind)
 
