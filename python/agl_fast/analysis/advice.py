@@ -5,30 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agl_fast.analysis.analysis import Analysis
+from agl_fast.batch.causes import causes_in_words
 from agl_fast.batch.options import TREE_MAX_TOKENS, Level
 
 # A level that saves less is not worth other rows than one has.
 WORTH = 1.2
 
-_CURES = {
+# Without a tokenizer, as much as ids tell.
+_KINDS = {
     "history_rewritten": (
-        "the history is rewritten: a chat template that leaves reasoning out of earlier turns "
-        "does that, or an agent that edits what it sends back. An agent that sends its history as "
-        "it was sampled, with a template that keeps it, merges at level trajectory already"
+        "an earlier answer or what follows it is no longer what it was: the chat template renders "
+        "it otherwise, or the agent edits it. With --tokenizer the cause is named"
     ),
-    "prompt_end": (
-        "only the end of the first prompt is not in the history: what the chat template puts "
-        "before an answer, such as an empty think block, it leaves out behind it. A template that "
-        "does neither, or both, merges at level trajectory already"
+    "generation_prompt": (
+        "the history lacks what the chat template puts before an answer, such as an empty think "
+        "block. A template that writes it in both places, or in neither, merges at level trajectory"
     ),
-    "retokenised": (
-        "the history is tokenised anew, to other ids for the same text. An agent that sends "
-        "token ids back instead of text keeps them"
-    ),
-    "shortened": (
-        "the history is shortened: the agent takes back turns at its end. Context that is only "
-        "added to merges"
-    ),
+    "retokenised": "the history is tokenised anew, to other ids for the same text",
+    "shortened": "the agent removes turns at the end of its history, or samples a prompt again",
 }
 
 
@@ -116,17 +110,16 @@ def _of_breaks(analysis: Analysis) -> Iterator[str]:
     if not calls:
         yield "No call breaks the prefix of an earlier one."
         return
-    worst = max(calls, key=calls.__getitem__)
     yield (
-        f"Of {analysis.calls:,} calls, {sum(calls.values()):,} break the prefix of an earlier one. "
-        f"In most cases ({calls[worst]:,}), {_CURES[worst]}."
+        f"Of {analysis.calls:,} calls, {sum(calls.values()):,} break the prefix of an earlier one."
     )
-    if worst == "history_rewritten" and not analysis.knows_text:
-        yield "With --tokenizer, text that was only tokenised anew is told apart."
+    if analysis.causes:
+        yield causes_in_words(analysis.causes)
+        return
+    worst = max(calls, key=calls.__getitem__)
+    yield f"In most cases ({calls[worst]:,}), {_KINDS[worst]}."
 
 
 def _broken_calls(analysis: Analysis) -> dict[str, int]:
     """By what can be mended; conversations of their own need no cure."""
-    calls = {each.kind: each.calls for each in analysis.breaks if each.kind in _CURES}
-    at_prompt_end = sum(each.at_prompt_end for each in analysis.breaks)
-    return calls | ({"prompt_end": at_prompt_end} if at_prompt_end else {})
+    return {each.kind: each.calls for each in analysis.breaks if each.kind in _KINDS}

@@ -15,7 +15,11 @@ from agl_fast.analysis.model_shape import ModelShape
 from agl_fast.analysis.traces import Traces
 from agl_fast.batch.accounting import RolloutEntry
 from agl_fast.batch.calls import Rollout
+from agl_fast.batch.causes import causes_of
 from agl_fast.batch.options import Level
+
+# Mismatches whose texts are decoded, to name their cause.
+_DECODED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,8 @@ class Analysis:
         layouts_without_limits: likewise, where nothing is cut.
         breaks: by kind, those that occur.
         knows_text: whether a tokenizer told retokenised text from rewritten history.
+        causes: of broken prefixes whose text was compared (`agl_fast.batch.causes.CAUSES`); empty
+            without a tokenizer.
         model: None where no model was given.
     """
 
@@ -82,6 +88,7 @@ class Analysis:
     layouts_without_limits: Mapping[Level, Layout]
     breaks: Sequence[Break]
     knows_text: bool
+    causes: Mapping[str, int]
     model: ModelAnalysis | None
 
 
@@ -96,7 +103,7 @@ def analyze(
     Args:
         model: whose costs are estimated.
         hardware: that it would train on.
-        tokenizer: with ``decode``; tells retokenised text from rewritten history.
+        tokenizer: with ``decode``; names what broke prefixes.
 
     Raises:
         TypeError, ValueError: a limit, or a field of a rollout, is wrong; the message names it. Or
@@ -127,7 +134,10 @@ def analyze(
         rewards=_rewards(free["transition"].rollouts),
         layouts=limited,
         layouts_without_limits=without_limits,
-        breaks=breaks_of(free["trajectory"].mismatches, rollouts),
+        breaks=breaks_of(free["trajectory"].mismatches),
+        causes={}
+        if tokenizer is None
+        else causes_of(free["trajectory"].mismatches, rollouts, tokenizer, _DECODED),
         knows_text=tokenizer is not None,
         model=None if model is None else _with(model, hardware, limited, without_limits),
     )

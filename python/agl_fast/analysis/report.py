@@ -83,6 +83,10 @@ def _of_layouts(analysis: Analysis) -> Iterator[list[str]]:
     tokens = [layout.tokens for layout in layouts]
     yield _line("tokens forwarded", tokens)
     yield from _of_each_trained(analysis, "  a trained token", "  times fewer", tokens)
+    uncut = [analysis.layouts_without_limits[level] for level in LEVELS]
+    if any(one.tokens != other.tokens for one, other in zip(layouts, uncut, strict=True)):
+        yield _line("rows, nothing cut by limits", [layout.rows for layout in uncut])
+        yield _line("  tokens forwarded", [layout.tokens for layout in uncut])
     yield _line("tokens padded to P + R", [layout.padded_tokens for layout in layouts])
     yield _line("longest row", [layout.longest_row for layout in layouts])
     yield _line("sampled tokens trained", [each.trained for each in accountings])
@@ -110,8 +114,6 @@ def _of_breaks(analysis: Analysis) -> Iterator[list[str]]:
     for each in analysis.breaks:
         name = f"  {each.kind.replace('_', ' ')} ({AGENT_LIGHTNING_NAMES[each.kind]})"
         yield [name, f"{each.calls:,}", f"{each.tokens:,}"]
-        if each.at_prompt_end:
-            yield ["    at the end of the first prompt", f"{each.at_prompt_end:,}", ""]
 
 
 def _of_model(analysis: Analysis, model: ModelAnalysis) -> str:

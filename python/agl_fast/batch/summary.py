@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from agl_fast.batch.accounting import DROP_REASONS, MISMATCH_KINDS
+from agl_fast.batch.causes import causes_in_words
 
 # More than this share of the sampled tokens lost to limits is worth a warning.
 NOTEWORTHY = 0.01
 FITTING = "training/limits_that_fit/"
+# Before the name of a cause: mismatches of a step that were decoded and have it.
+MISMATCH_CAUSES = "training/mismatch_causes/"
 
 _REASONS = {
     "aborted": "cut off by a weight sync",
@@ -21,11 +24,14 @@ _REASONS = {
 _KINDS = {
     "shortened": "whose history was shortened",
     "retokenised": "whose history was tokenised anew, to other ids for the same text",
+    "generation_prompt": (
+        "whose history lacks what the chat template puts before an answer, as an empty think block"
+    ),
     "new_conversation": "that began a conversation of their own",
-    "history_rewritten": "whose history was rewritten (a template that leaves reasoning out, say)",
+    "history_rewritten": "whose history was rewritten",
 }
 # A new conversation is none that an agent has broken.
-_BROKEN = ("shortened", "retokenised", "history_rewritten")
+_BROKEN = ("shortened", "retokenised", "generation_prompt", "history_rewritten")
 
 
 class TokenSummary:
@@ -35,9 +41,18 @@ class TokenSummary:
         level: that rows were built at.
         limit_names: how the user calls ``max_prompt_length``, ``max_response_length`` and
             ``max_total_length``.
+        tree_is_refused: level tree cannot train the run's model or settings, so that it is not
+            advised.
     """
 
-    def __init__(self, level: str, limit_names: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        level: str,
+        limit_names: Mapping[str, str] | None = None,
+        *,
+        tree_is_refused: bool = False,
+    ) -> None:
+        self._tree_is_refused = tree_is_refused
         self._level = level
         self._limit_names = dict(limit_names or {})
         self._sums: Counter[str] = Counter()
@@ -127,12 +142,16 @@ class TokenSummary:
             f"{_counted(sum(kinds.values()), 'call')} extended no earlier one, so that their "
             f"prompts are rows' own: {', '.join(told)}."
         )
-        broken = sum(kinds[kind] for kind in _BROKEN)
-        if broken:
-            yield (
-                "Level tree shares what such calls still have in common; an agent that keeps its "
-                "history as it was sent merges at this level already."
-            )
+        prefix = MISMATCH_CAUSES.removeprefix("training/")
+        causes = {
+            name.removeprefix(prefix): self._count(name)
+            for name in self._sums
+            if name.startswith(prefix)
+        }
+        if any(causes.values()):
+            yield causes_in_words(causes)
+        if any(kinds[kind] for kind in _BROKEN) and not self._tree_is_refused:
+            yield "Level tree trains such calls without repeating the tokens they still share."
 
     def _limits(self) -> Iterator[str]:
         if not self.is_noteworthy:

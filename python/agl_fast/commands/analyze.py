@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-response-length", type=int, metavar="R", help=of_header)
     parser.add_argument("--tree-max-tokens", type=int, metavar="N", help=of_header)
     parser.add_argument(
-        "--tokenizer", metavar="PATH", help="tells text that was tokenised anew from other"
+        "--tokenizer", metavar="PATH", help="names what broke prefixes, from the decoded texts"
     )
     parser.add_argument("--model", metavar="PATH", help="config.json, or its folder: estimates")
     parser.add_argument(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import agl_fast
+from agl_fast.batch.causes import closest_call
 from agl_fast.batch.mismatch import AGENT_LIGHTNING_NAMES
 
 CASES_A_STEP = 16
@@ -70,7 +70,7 @@ class MismatchLog:
         self, mismatch: agl_fast.Mismatch, calls: Sequence[agl_fast.Call], step: int | None
     ) -> Iterator[str]:
         prompt = np.asarray(calls[mismatch.call].prompt_ids)
-        closest, context = _closest(mismatch, calls, prompt)
+        closest, context = closest_call(mismatch, calls, prompt)
         shown = slice(mismatch.index, mismatch.index + _SHOWN_TOKENS)
         of_step = "" if step is None else f"step {step}, "
         yield (
@@ -89,23 +89,3 @@ class MismatchLog:
             if name != "before":
                 yield f"{'':8} {ids.tolist()}"
         yield ""
-
-
-def _closest(
-    mismatch: agl_fast.Mismatch, calls: Sequence[agl_fast.Call], prompt: NDArray[Any]
-) -> tuple[int, NDArray[Any]]:
-    """The last call of the chain that came closest, and its context."""
-    for i in range(mismatch.call - 1, -1, -1):
-        context = np.concatenate(
-            [np.asarray(calls[i].prompt_ids), np.asarray(calls[i].response_ids)]
-        )
-        # Others that share more, as a judge's, are no chain that the call could have extended.
-        if _common_prefix(context, prompt) == mismatch.index:
-            return i, context
-    raise AssertionError("a mismatch has a chain that it was compared with")
-
-
-def _common_prefix(first: NDArray[Any], second: NDArray[Any]) -> int:
-    n = min(len(first), len(second))
-    differs = np.flatnonzero(first[:n] != second[:n])
-    return int(differs[0]) if len(differs) else n

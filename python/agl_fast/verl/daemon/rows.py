@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 import agl_fast
+from agl_fast.batch.causes import causes_of
 from agl_fast.batch.fitting import fitting_limits
 from agl_fast.batch.options import Options
-from agl_fast.batch.summary import FITTING
+from agl_fast.batch.summary import FITTING, MISMATCH_CAUSES
 from agl_fast.verl.credit import CreditAssignment, NamedHook
 from agl_fast.verl.daemon.mismatch_log import MismatchLog
 from agl_fast.verl.daemon.outcomes import FailedRollouts, Outcome
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 # Keys of trace_aggregator that batches are built with, under the same name.
 _SHARED_KEYS = ("level", "overlong_prompt", "truncated_rollouts", "trim")
 _NO_LIMIT = 2**30
+# Mismatches whose texts are decoded, to name their cause.
+_DECODED_A_STEP = 64
 _OF_LIMITS = ("overlong_prompt", "overlong_call", "truncated_rollout")
 _DEFAULTS = {"level": "transition", "truncated_rollouts": "train", "trim": True}
 
@@ -54,6 +57,7 @@ class TrainingRows:
             self._options["tokenizer"] = tokenizer if settings.get("debug") else None
         if self._options["level"] == "tree" and "tree_max_tokens" in settings:
             self._options["tree_max_tokens"] = settings["tree_max_tokens"]
+        self._tokenizer = tokenizer
         self._mismatch_log: MismatchLog | None = None
         if settings.get("debug") and settings.get("mismatch_log_dir"):
             self._mismatch_log = MismatchLog(settings["mismatch_log_dir"], tokenizer)
@@ -140,6 +144,9 @@ class TrainingRows:
         batch = self._builder.finish()
         if _took_tokens(batch.accounting):
             batch.metrics.update(self._fitting_limits(max_prompt_length))
+        if batch.mismatches and self._tokenizer is not None:
+            causes = causes_of(batch.mismatches, self._kept, self._tokenizer, _DECODED_A_STEP)
+            batch.metrics.update({f"{MISMATCH_CAUSES}{cause}": n for cause, n in causes.items()})
         if self._mismatch_log is not None:
             self._log_mismatches(self._mismatch_log, batch, step)
         if self._options["level"] == "transition" and not self._said_savings:

@@ -45,11 +45,15 @@ def padding_token_id(tokenizer: Any) -> int:
     return int(tokenizer.eos_token_id if own is None else own)
 
 
-def token_summary(config: Any) -> TokenSummary:
+def token_summary(config: Any, *, tree_is_refused: bool = False) -> TokenSummary:
     """Of a run that begins; it names limits as the configuration does."""
     level = config.agentlightning.trace_aggregator.level
     ours = "agentlightning.trace_aggregator."
     prefix = "data." if level == "transition" else f"{ours}trajectory_"
     names = ("max_prompt_length", "max_response_length", "max_total_length")
     keys = {name: f"{prefix}{name}" for name in names}
-    return TokenSummary(level, {**keys, "tree_max_tokens": f"{ours}tree_max_tokens"})
+    return TokenSummary(
+        level,
+        {**keys, "tree_max_tokens": f"{ours}tree_max_tokens"},
+        tree_is_refused=tree_is_refused,
+    )
