@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 from agl_fast.batch.calls import Call
@@ -14,21 +16,26 @@ _FLOAT32_MAX = 3.4028234663852886e38
 def read_reward(value: Any, where: str) -> float | None:
     """A reward as float, or None where it is missing (None or NaN).
 
+    Args:
+        value: any real number: bool, int, float, Fraction, Decimal, a numpy or torch scalar, or an
+            array or tensor of no dimension.
+
     Raises:
-        TypeError: it is not a number. ValueError: it is infinite, or not finite in float32.
+        TypeError: it is not a real number. ValueError: it is infinite, or not finite in float32.
     """
     if value is None:
         return None
-    if not isinstance(value, (int, float)):
-        if getattr(value, "ndim", None) != 0:  # numpy and torch scalars have none
-            raise TypeError(f"{where} must be a float, a bool or None, got {value!r}")
+    given = value
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()
-        if not isinstance(value, (int, float)):
-            raise TypeError(f"{where} must be a float, a bool or None, got {value!r}")
+    if not isinstance(value, (Real, Decimal)):
+        raise TypeError(f"{where} must be a real number (float, int, bool) or None, got {given!r}")
     try:
         number = float(value)
     except OverflowError:
         raise ValueError(f"{where} is {value!r}; rewards must be finite") from None
+    except ValueError:  # Decimal("sNaN")
+        return None
     if math.isnan(number):
         return None
     if abs(number) > _FLOAT32_MAX:

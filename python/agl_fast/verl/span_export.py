@@ -11,12 +11,17 @@ from agentlightning.utils.otlp import LightningStoreOTLPExporter
 from agentops.sdk.exporters import AuthenticatedOTLPExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
+from agl_fast.verl.agent_rewards import take_real_numbers_as_rewards
+from agl_fast.verl.failure_reasons import tell_why_agents_fail
+
 
 def send_spans_to_the_store() -> None:
     """Make emitted rewards and traced calls arrive with Agent-lightning's tracers.
 
     Runner processes are forked and inherit this; twice does no harm.
     """
+    take_real_numbers_as_rewards()
+    tell_why_agents_fail()
     _set_endpoint_of_client()
     _export_without_agentops_headers()
     _leave_out_attributes_that_spans_do_not_take()

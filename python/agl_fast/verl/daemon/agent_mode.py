@@ -19,6 +19,7 @@ from agl_fast.recording import RunRecorder
 from agl_fast.verl.credit import CreditAssignment
 from agl_fast.verl.daemon.collecting import RunningBatch
 from agl_fast.verl.daemon.concurrency import concurrency
+from agl_fast.verl.daemon.failures import Failures
 from agl_fast.verl.daemon.metrics import run_metrics
 from agl_fast.verl.daemon.outcomes import FailedRollouts, Outcome
 from agl_fast.verl.daemon.rows import TrainingRows
@@ -98,6 +99,7 @@ class AgentModeDaemon:
         policy_version: the trainer's version of the weights; calls carry it.
         llm_proxy, store: as used.
         last_batch: the ``agl_fast.Batch`` behind the last ``get_train_data_batch``.
+        failures: of the training steps so far.
         validated_rollouts: of the validation batch at hand. ``validation_metrics`` takes those of
             several batches together.
 
@@ -175,6 +177,7 @@ class AgentModeDaemon:
         self.is_train = True
         self.last_batch: agl_fast.Batch | None = None
         self.validated_rollouts: list[ValidatedRollout] = []
+        self.failures = Failures()
 
         self._policies = sampling_policies(
             train_information,
@@ -353,6 +356,8 @@ class AgentModeDaemon:
             EmptyBatchError: no rollout gave a row.
         """
         finished = self._finished(is_train=True)
+        if told := self.failures.add(finished.outcomes):
+            print(f"agl_fast: step {global_steps}: {told}", flush=True)
         metrics = run_metrics(
             finished.outcomes,
             self._rows.counts + Counter(finished.counts),
@@ -387,6 +392,8 @@ class AgentModeDaemon:
             RuntimeError: this is not a validation, or rollouts are still running.
         """
         finished = self._finished(is_train=False)
+        if told := Failures().add(finished.outcomes):
+            print(f"agl_fast: validation: {told}", flush=True)
         self.validated_rollouts = [
             ValidatedRollout.of(each, self.reward_fillna_value) for each in finished.outcomes
         ]

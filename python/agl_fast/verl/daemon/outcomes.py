@@ -25,6 +25,7 @@ class Outcome:
         calls: of the latest attempt.
         reward: the store's last one, None where it has none.
         discarded_attempts: attempts before the latest.
+        error: the agent's exception, with its HTTP status if it has one; None where none is known.
         queue_seconds, seconds: from enqueueing to the attempt's start, and from there to the end;
             None where no attempt was started.
         call_seconds: total time in which its calls were in flight; parallel calls each count.
@@ -40,6 +41,7 @@ class Outcome:
     queue_seconds: float | None = None
     seconds: float | None = None
     call_seconds: float = 0.0
+    error: str | None = None
 
     @property
     def failed(self) -> bool:

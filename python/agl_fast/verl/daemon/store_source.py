@@ -13,6 +13,7 @@ from agl_fast.verl.daemon.rewards import assign_rewards
 from agl_fast.verl.daemon.store_access import StoreAccess
 from agl_fast.verl.daemon.waiting import Finished
 from agl_fast.verl.deadlines import Deadlines
+from agl_fast.verl.failure_reasons import METADATA_KEY
 from agl_fast.verl.proxy.llm_proxy import LLMProxy
 
 
@@ -74,4 +75,5 @@ class StoreSource(StoreAccess):
             attempt.start_time - finished.queued_at,
             finished.ended_at - attempt.start_time,
             sum(each.finished_at - each.started_at for each in calls),
+            None if status == SUCCEEDED else (attempt.metadata or {}).get(METADATA_KEY),
         )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agl_fast.batch.duplicates import originals
+from agl_fast.batch.rewards import final_reward, read_rewards
 from agl_fast.verl.daemon.outcomes import Outcome
 
 
@@ -29,12 +31,24 @@ class ValidatedRollout:
 
     @classmethod
     def of(cls, outcome: Outcome, reward_fillna_value: float) -> ValidatedRollout:
+        """
+        Raises:
+            TypeError, ValueError: a reward is not a finite number; the message names it.
+        """
         source = outcome.sample.get("data_source")
+        rewards = read_rewards(outcome.rollout_id, outcome.calls)
+        reward = final_reward(outcome.rollout_id, outcome.reward, rewards)
         return cls(
             None if source is None else str(source),
-            reward_fillna_value if outcome.reward is None else outcome.reward,
-            outcome.reward is not None,
-            tuple(len(call.response_ids) for call in outcome.calls if call.trainable),
+            reward_fillna_value if reward is None else reward,
+            reward is not None,
+            tuple(
+                len(call.response_ids)
+                for index, (call, original) in enumerate(
+                    zip(outcome.calls, originals(outcome.calls), strict=True)
+                )
+                if call.trainable and index == original
+            ),
             outcome.failed,
         )
 
