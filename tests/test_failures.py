@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 pytest.importorskip("agentlightning", reason="needs the extra [cpu] or [verl]")
 
+# Without it litellm looks for a price list on the internet when it is imported, and waits.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
 import numpy as np
 
 import agl_fast
 from agl_fast.batch.rewards import read_reward
+from agl_fast.verl.daemon import Outcome
 from agl_fast.verl.daemon.failures import Failures
 from agl_fast.verl.failure_reasons import METADATA_KEY, in_words
 from agl_fast.verl.span_export import send_spans_to_the_store
-from daemon_runs import Outcome, agentlightning
+from daemon_runs import agentlightning
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of agentlightning and what it imports
 
@@ -26,16 +32,18 @@ def run_agent(returns: Any) -> tuple[str, list[float | None], str | None]:
     """With Agent-lightning's runner: the rollout's status, its rewards, and why it failed."""
     send_spans_to_the_store()
 
-    @agentlightning.rollout
-    async def agent(task: Any) -> Any:
-        return returns() if callable(returns) else returns
+    class Agent(agentlightning.LitAgent[Any]):
+        async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> Any:
+            return returns() if callable(returns) else returns
 
     async def run() -> tuple[str, list[float | None], str | None]:
         store = agentlightning.InMemoryLightningStore()
         await store.add_resources({})
         runner = agentlightning.LitAgentRunner(tracer=agentlightning.OtelTracer())
-        with runner.run_context(agent=agent, store=store):
-            rollout = await runner.step({"question": 1}, mode="train")
+        # `step` raises what the agent raised.
+        with suppress(Exception), runner.run_context(agent=Agent(), store=store):
+            await runner.step({"question": 1}, mode="train")
+        (rollout,) = await store.query_rollouts()
         (attempt,) = await store.query_attempts(rollout.rollout_id)
         spans = await store.query_spans(rollout.rollout_id)
         rewards = [agentlightning.emitter.get_reward_value(span) for span in spans]
@@ -67,7 +75,7 @@ def test_a_reward_that_is_missing_fails_nothing(value: Any) -> None:
     [
         ("good", "TypeError: rollout '.*': the reward that its agent returned must be a real numb"),
         (1j, "TypeError: rollout '.*must be a real number .* or None, got 1j"),
-        (float("inf"), "ValueError: rollout '.*' is inf; rewards must be finite"),
+        (float("inf"), "ValueError: rollout '.*returned is inf; rewards must be finite"),
         (lambda: {}["key"], "KeyError: 'key'"),
     ],
 )

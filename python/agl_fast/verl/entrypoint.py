@@ -95,6 +95,7 @@ def run(
             daemon_cls=daemon_cls or AgentModeDaemon,
             **trainer_arguments(config, train_dataset, val_dataset),
         )
+        trainer.tree_is_refused = is_refused_as_tree(config)
         ends.callback(end_actors, trainer, daemons)
         ends.enter_context(interruption_said(trainer, interrupts))
         deadlines = Deadlines.of(config)
@@ -111,6 +112,15 @@ def run(
 def trains_trees(config: Any) -> bool:
     level = OmegaConf.select(config, "agentlightning.trace_aggregator.level")
     return bool(level == "tree")
+
+
+def is_refused_as_tree(config: Any) -> bool:
+    """Whether level tree cannot train the model, or not with these settings."""
+    try:
+        require_tree_config(config)
+    except ValueError:
+        return True
+    return False
 
 
 def check_critic(config: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,12 +53,19 @@ class PolicyObjective:
         config, n_ranks = self.config, data["dp_size"]
         trained = data["response_mask"] != 0
         n_trained = trained.sum()
-        if n_trained == 0:  # fillers alone, but every rank takes part
+        if n_trained == 0:  # fillers or rejected tokens alone, but every rank takes part
             trained[0, 0] = True
-        log_prob = no_padding_2_padding(model_output["log_probs"], data)[trained]
+
+        def picked(values: torch.Tensor) -> torch.Tensor:
+            of_tokens = values[trained]
+            if n_trained == 0:  # zeros that keep the graph, also of NaN and infinity
+                return of_tokens.nan_to_num(0.0, 0.0, 0.0) * 0.0
+            return of_tokens
+
+        log_prob = picked(no_padding_2_padding(model_output["log_probs"], data))
         precision = torch.promote_types(log_prob.dtype, torch.float32)  # sums are taken in it
         weights = data["loss_weights"][trained].to(precision) * n_ranks
-        policy_loss, found = self._policy_loss(log_prob, weights, trained, data)
+        policy_loss, found = self._policy_loss(log_prob, weights, trained, picked, data)
         # verl's are means over the tokens that its loss is given.
         share = n_trained * n_ranks / max(data["batch_num_tokens"], 1)
         metrics: Metrics = {name: _summed(value * share) for name, value in found.items()}
@@ -66,11 +74,11 @@ class PolicyObjective:
         loss = policy_loss
         entropy = model_output.get("entropy")
         if entropy is not None:
-            mean = (no_padding_2_padding(entropy, data)[trained] * weights).sum()
+            mean = (picked(no_padding_2_padding(entropy, data)) * weights).sum()
             loss = loss - config.entropy_coeff * mean
             metrics["actor/entropy_loss"] = _summed(mean)
         if config.use_kl_loss:
-            divergence = kl_penalty(log_prob, data["ref_log_prob"][trained], config.kl_loss_type)
+            divergence = kl_penalty(log_prob, picked(data["ref_log_prob"]), config.kl_loss_type)
             mean = (divergence * weights).sum()
             loss = loss + config.kl_loss_coef * mean
             metrics["kl_loss"] = _summed(mean)
@@ -78,12 +86,17 @@ class PolicyObjective:
         return loss, metrics
 
     def _policy_loss(
-        self, log_prob: torch.Tensor, weights: torch.Tensor, trained: torch.Tensor, data: Any
+        self,
+        log_prob: torch.Tensor,
+        weights: torch.Tensor,
+        trained: torch.Tensor,
+        picked: Callable[[torch.Tensor], torch.Tensor],
+        data: Any,
     ) -> tuple[torch.Tensor, dict[str, float]]:
         config, name = self.config, loss_mode(self.config)
         rows = TokensAsRows() if is_of_tokens(name) else CallsAsRows(data["call_index"], trained)
-        importance = data["rollout_is_weights"][trained] if "rollout_is_weights" in data else None
-        advantages = rows.place(data["advantages"][trained])
+        importance = picked(data["rollout_is_weights"]) if "rollout_is_weights" in data else None
+        advantages = rows.place(picked(data["advantages"]))
         if name == "geo_mean":  # a mean over rows, of what is proportional to their advantages
             of_call = rows.place(weights).sum(dim=1, keepdim=True)
             advantages = advantages * of_call * len(of_call)
@@ -94,7 +107,7 @@ class PolicyObjective:
         config.global_batch_info.update(dp_size=1, global_batch_size=1)
         compute = get_policy_loss_fn(OF_ROLLOUTS.get(name, name))
         loss, metrics = compute(
-            old_log_prob=rows.place(data["old_log_probs"][trained]),
+            old_log_prob=rows.place(picked(data["old_log_probs"])),
             log_prob=rows.place(log_prob),
             advantages=advantages,
             response_mask=rows.place(torch.ones_like(log_prob, dtype=torch.bool)),

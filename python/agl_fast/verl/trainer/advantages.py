@@ -20,7 +20,11 @@ from agl_fast.verl.trainer.trained_tokens import (
     Sequences,
     TrainedTokens,
     call_numbers,
+    on_trained,
 )
+
+# What workers compute for every token of a row, also for those that are not trained.
+_OF_TOKENS = ("old_log_probs", "ref_log_prob", "values", "sum_pi_squared", "rollout_is_weights")
 
 Tensors = Mapping[str, torch.Tensor]
 Columns = Mapping[str, NDArray[Any]]
@@ -244,7 +248,7 @@ def _kl_penalty(
     current = float(means.mean()) if len(means) else 0.0
     coefficient = kl_controller.value
     kl_controller.update(current_kl=current, n_steps=len(means))
-    return coefficient * kl * tensors["response_mask"], {
+    return coefficient * on_trained(kl, tensors["response_mask"]), {
         "actor/reward_kl_penalty": current,
         "actor/reward_kl_penalty_coeff": coefficient,
     }
@@ -263,8 +267,12 @@ def _constant(sequences: Sequences, of_sequence: torch.Tensor) -> torch.Tensor:
 
 def _of_rows(tensors: Tensors, columns: Columns, algorithm: Any, kl_controller: Any) -> Estimated:
     """verl's estimate, of rows: each is a sample of its own, with the rollout's reward."""
+    mask = tensors["response_mask"]
+    # verl masks by a product, which NaN and infinity pass.
+    finite = {name: on_trained(tensors[name], mask) for name in _OF_TOKENS if name in tensors}
     rows = DataProto.from_dict(
-        tensors=dict(tensors), non_tensors={"uid": np.asarray(columns["data_id_list"], object)}
+        tensors={**tensors, **finite},
+        non_tensors={"uid": np.asarray(columns["data_id_list"], object)},
     )
     metrics: dict[str, float] = {}
     rows.batch["token_level_rewards"] = tensors["token_level_scores"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pprint import pprint
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from tqdm import tqdm
@@ -23,6 +24,7 @@ from agl_fast.verl.credit import credit_assignment
 from agl_fast.verl.daemon import AgentModeDaemon, ValidatedRollout, validation_metrics
 from agl_fast.verl.deadlines import Deadlines
 from agl_fast.verl.trainer.checkpoints import last_whole_checkpoint
+from agl_fast.verl.trainer.closing import closing_lines, note_worst_audit
 from agl_fast.verl.trainer.datasets import columns_of, repeated
 from agl_fast.verl.trainer.empty_steps import EmptySteps
 from agl_fast.verl.trainer.metrics import configured_widths
@@ -50,6 +52,9 @@ class AgentLightningTrainer(RayPPOTrainer):
         arguments: of verl's RayPPOTrainer.
 
     """
+
+    # Level tree cannot train the run's model or settings.
+    tree_is_refused = False
 
     def __init__(
         self,
@@ -98,7 +103,8 @@ class AgentLightningTrainer(RayPPOTrainer):
             default_backend=self.config.trainer.logger,
             config=OmegaConf.to_container(self.config, resolve=True),
         )
-        self.token_summary = token_summary(self.config)
+        self.token_summary = token_summary(self.config, tree_is_refused=self.tree_is_refused)
+        self.worst_audit: dict[str, float] = {}
         self.empty_steps = EmptySteps(self.config.agentlightning.max_empty_steps)
         exit_code = 1
         try:
@@ -138,6 +144,7 @@ class AgentLightningTrainer(RayPPOTrainer):
                     self.global_steps += 1
                     metrics = self._train_step(columns)
                     self.token_summary.add(metrics)
+                    note_worst_audit(self.worst_audit, metrics)
                     metrics |= {
                         "training/global_step": self.global_steps,
                         "training/epoch": epoch,
@@ -268,7 +275,11 @@ class AgentLightningTrainer(RayPPOTrainer):
         self.synced_steps = self.global_steps
 
     def validate(self) -> dict[str, float]:
-        """Run all of val_dataset, `val_kwargs.n` rollouts a sample; `val/*` over all of them."""
+        """Run all of val_dataset, `val_kwargs.n` rollouts a sample.
+
+        Returns:
+            `val/*` over all of them, and verl's `val-core/*` and `val-aux/*`.
+        """
         validated: list[ValidatedRollout] = []
         metrics: dict[str, float] = {}
         n_batches = 0
@@ -280,7 +291,23 @@ class AgentLightningTrainer(RayPPOTrainer):
             n_batches += 1
             self.agent_mode_daemon.clear_data_and_server()
         # One batch: also what a subclass of the daemon makes of it.
-        return metrics if n_batches == 1 else validation_metrics(validated)
+        ours = metrics if n_batches == 1 else validation_metrics(validated)
+        return ours | self._validation_as_verl_names_it(validated)
+
+    def _validation_as_verl_names_it(self, validated: Sequence[ValidatedRollout]) -> dict[str, Any]:
+        """`val-core/{data_source}/reward/mean@n`, …: rewards, `n` rollouts of each sample.
+
+        `val-aux/num_turns/*` counts calls. A sample without data_source is of "unknown".
+        """
+        times = self.config.actor_rollout_ref.rollout.val_kwargs.n
+        found: dict[str, Any] = RayPPOTrainer._val_metrics_update(
+            self,
+            [each.data_source or "unknown" for each in validated],
+            [index // times for index in range(len(validated))],
+            {"reward": [each.reward for each in validated]},
+            [np.array([len(each.response_lengths) for each in validated])] if validated else [],
+        )
+        return {name: float(value) for name, value in found.items()}
 
     def deadlines(self) -> Deadlines:
         """The run's limits. A model that is downloaded at the start has a size afterwards."""
@@ -296,6 +323,9 @@ class AgentLightningTrainer(RayPPOTrainer):
             logger.warning("%s", self.token_summary)
         elif self.token_summary.n_steps:
             print(f"agl_fast: {self.token_summary}")
+        failures = getattr(self.agent_mode_daemon, "failures", None)
+        for line in closing_lines(self.config, self.worst_audit, failures and failures.sentence()):
+            print(f"agl_fast: {line}", flush=True)
 
     def make_daemon(self) -> Any:
         """The daemon, made with Agent-lightning 0.3's keywords, and with ours if it takes them."""
@@ -381,6 +411,9 @@ class AgentLightningTrainer(RayPPOTrainer):
     def _timing_metrics(self, rows: DataProto, seconds: dict[str, float]) -> dict[str, float]:
         n_gpus = self.resource_pool_manager.get_n_gpus()
         metrics: dict[str, float] = compute_timing_metrics(batch=rows, timing_raw=seconds)
+        if "gen" in seconds and "sampled" in rows.batch:  # verl counts tool results, too
+            n_sampled = max(1, int(rows.batch["sampled"].sum()))
+            metrics["timing_per_token_ms/gen"] = seconds["gen"] * 1000 / n_sampled
         metrics.update(compute_throughout_metrics(rows, timing_raw=seconds, n_gpus=n_gpus))
         return metrics
 

@@ -18,6 +18,7 @@ from agl_fast.verl.trainer.layout import (
     lay_out,
     whole_rollouts,
 )
+from agl_fast.verl.trainer.trained_tokens import on_trained
 
 # Advantages that rounding alone made of equal rewards.
 ROUNDING = 1e-6
@@ -85,7 +86,7 @@ class RowUnits:
 
 def zero_advantage_groups(units: RowUnits, advantages: torch.Tensor) -> set[str]:
     """Groups none of whose trained tokens has an advantage, as where all rewards are equal."""
-    largest = (advantages * (units.trained != 0)).abs().amax(dim=1).tolist()
+    largest = on_trained(advantages, units.trained).abs().amax(dim=1).tolist()
     moved = {
         group
         for group, at_most in zip(units.group_of_row, largest, strict=True)

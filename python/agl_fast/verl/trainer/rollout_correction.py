@@ -14,6 +14,7 @@ from agl_fast.verl.trainer.trained_tokens import (
     Sequences,
     TrainedTokens,
     call_numbers,
+    on_trained,
 )
 
 Tensors = dict[str, torch.Tensor]
@@ -99,6 +100,7 @@ def correct(
         response_mask = known_tokens
     else:
         given = torch.where(known_tokens.bool(), given, tensors["old_log_probs"])
+    given = on_trained(given, response_mask)
     changed = {"response_mask": response_mask, "rollout_log_probs": given}
     if correction.get("bypass_mode"):
         return changed | {"old_log_probs": given}, metrics

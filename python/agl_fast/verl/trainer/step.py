@@ -22,13 +22,16 @@ from agl_fast.verl.trainer.metrics import (
     configured_widths,
     data_metrics,
     in_all_rows,
+    rollout_metrics,
     row_limits,
+    total_limit,
 )
 from agl_fast.verl.trainer.rollout_correction import bypasses, correct
 from agl_fast.verl.trainer.rollout_correction import (
     require_supported as require_supported_correction,
 )
 from agl_fast.verl.trainer.timing import timed
+from agl_fast.verl.trainer.trained_tokens import on_trained
 from agl_fast.verl.trainer.trees import holds_trees, require_tree_workers
 from agl_fast.verl.trainer.workers import Rows, WorkerGroups
 
@@ -110,6 +113,7 @@ def ppo_step(
     if holds_trees(tensors):
         require_tree_workers(workers)
     laid_out_rows = Rows(tensors, {"temperature": config.actor_rollout_ref.rollout.temperature})
+    tensors["sampled"] = tensors["response_mask"]  # which rollout correction may change
     rollout_ids = [rollout.rollout_id for rollout in batch.rollouts]
     metrics |= _infer(tensors, columns, rollout_ids, laid_out_rows, workers, config, seconds)
     with timed("adv", seconds):
@@ -142,7 +146,9 @@ def ppo_step(
             row_limits(config),
             use_critic=workers.critic is not None,
             suffix=suffix,
+            total=total_limit(config),
         )
+    metrics |= rollout_metrics(tensors, columns, batch.rollouts)
     work.set_objectives(workers, config)
     if workers.critic is not None:
         metrics |= _update_critic(laid_out_rows, dealer, workers, config, global_step, seconds)
@@ -224,16 +230,26 @@ def _infer(
     """Add old_log_probs, ref_log_prob and values to `tensors`."""
     metrics: dict[str, float] = {}
     if bypasses(tensors, columns, config):
-        tensors["old_log_probs"] = tensors["rollout_log_probs"]
+        tensors["old_log_probs"] = on_trained(
+            tensors["rollout_log_probs"], tensors["response_mask"]
+        )
     else:
         metrics |= _infer_policy(tensors, columns, rollout_ids, rows, workers, config, seconds)
     if workers.reference is not None:
         with timed("ref", seconds):
-            tensors |= work.reference_log_probs(rows, workers, config)
+            tensors |= _of_trained(work.reference_log_probs(rows, workers, config), tensors)
     if workers.critic is not None:
         with timed("values", seconds):
-            tensors |= work.critic_values(rows, workers)
+            tensors |= _of_trained(work.critic_values(rows, workers), tensors)
     return metrics
+
+
+def _of_trained(
+    found: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """What workers say of other tokens, such as an observation's NaN, is of no use."""
+    mask = tensors["response_mask"]
+    return {name: on_trained(values, mask) for name, values in found.items()}
 
 
 def _infer_policy(
@@ -249,6 +265,7 @@ def _infer_policy(
     actor = config.actor_rollout_ref.actor
     with timed("old_log_prob", seconds):
         policy, mfu = work.policy_log_probs(rows, workers, config)
+    policy = _of_trained(policy, tensors)
     units = RowUnits.of(rollout_ids, columns, tensors, rows.lengths)
     entropys = policy.pop("entropys")
     weights = units.weights(
@@ -290,5 +307,6 @@ def _before_processing(
     before = dict(batch.tensors)
     before["token_level_rewards"] = before["token_level_scores"].clone()
     before["token_level_rewards"][kept] = tensors["token_level_rewards"]
+    before["sampled"] = batch.tensors["response_mask"]
     before["response_mask"] = batch.tensors["response_mask"] * kept[:, None]
     return before | in_all_rows(kept, tensors, ("advantages", "returns", "values"))

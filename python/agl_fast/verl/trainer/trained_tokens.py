@@ -13,6 +13,11 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.int64]
 
 
+def on_trained(values: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """(B, R) of values, 0 where the mask is 0, also where a value there is NaN or infinite."""
+    return torch.where(response_mask.bool(), values, torch.zeros_like(values))
+
+
 @dataclass(frozen=True)
 class Sequences:
     """S sequences of the N trained tokens, L in the longest.
