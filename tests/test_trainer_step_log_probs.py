@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,8 @@ import agl_fast
 import engine_workers
 from agl_fast import Call, Rollout
 from agl_fast.verl.trainer import WorkerGroups, ppo_step
+from agl_fast.verl.trainer.audit_scope import Scope
+from agl_fast.verl.trainer.policy_audit import PolicyAudit
 from tiny_model import make_tiny_model
 
 # verl's, torch's and transformers' own.
@@ -111,6 +114,29 @@ def test_bypass_spares_the_actors_pass_and_learns_the_same(model, workers, sampl
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
     assert "training/audit/n_tokens" in asked.metrics
     assert "training/audit/n_tokens" not in bypassed.metrics
+
+
+def test_calls_that_were_bent_are_audited_apart(model, workers, sampled):
+    forced = {**sampled, ("B", 0): [0.0, 0.0, 0.0]}
+    batch = batch_of(forced)
+    calls = {"A": {}, "B": {0: ("tool_choice",)}}
+    rows = [calls[rollout_id] for rollout_id in batch.columns["rollout_id_list"]]
+    batch.columns["bent_calls_list"] = np.array(rows, dtype=object)
+    audits = PolicyAudit(Scope())
+    found = ppo_step(
+        batch,
+        workers,
+        configured(model),
+        n_rollouts=2,
+        global_step=1,
+        policy_audit=audits,
+    ).metrics
+    assert found["training/audit/n_tokens"] == 4
+    assert found["training/audit/prob_diff_max"] < 1e-4
+    assert found["training/audit/bent/n_tokens"] == 3
+    assert found["training/audit/bent/prob_diff_mean"] > 0.5
+    assert found["training/rollout_probs_diff_max"] > 0.5
+    assert audits.last is None  # 4 tokens decide nothing
 
 
 def test_bypass_asks_the_actor_where_a_call_has_no_log_probs(model, workers, sampled):

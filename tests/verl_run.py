@@ -5,8 +5,9 @@ against agl_fast.reference, and written to FOLDER/batches.jsonl as its rollouts 
 `--steps` is where training ends; a checkpoint in FOLDER is resumed. `--kill-server` kills the vLLM
 engine while that step samples, `--interrupt` does what Ctrl-C does.
 
-Three configurations: `trajectory`, `tree`, and `documented`, the example of Agent-lightning's
-documentation with other sizes, another model and other loggers.
+Configurations: `trajectory`, `tree`, `documented`, the example of Agent-lightning's
+documentation with other sizes, another model and other loggers, `bfloat16` on both sides, and
+`deaf`, likewise with servers that get no update.
 """
 
 from __future__ import annotations
@@ -168,8 +169,30 @@ def tree(folder: Path, steps: int) -> dict[str, Any]:
     )
 
 
+def bfloat16(folder: Path, steps: int) -> dict[str, Any]:
+    return changed(
+        trajectory(folder, steps),
+        {
+            "actor_rollout_ref__rollout__dtype": "bfloat16",
+            "actor_rollout_ref__actor__fsdp_config__mixed_precision__param_dtype": "bf16",
+            "trainer__total_epochs": steps,
+            "trainer__val_before_train": False,
+            "trainer__save_freq": -1,
+            "trainer__test_freq": -1,
+        },
+    )
+
+
+def deaf(folder: Path, steps: int) -> dict[str, Any]:
+    """Of both precisions' limits the wider ones; the servers get no update."""
+    extension = "actor_rollout_ref__rollout__engine_kwargs__vllm__worker_extension_cls"
+    return changed(bfloat16(folder, steps), {extension: "deaf_servers.DeafExtension"})
+
+
 RUNS = {
     "trajectory": (trajectory, verl_agents.count),
+    "bfloat16": (bfloat16, verl_agents.count),
+    "deaf": (deaf, verl_agents.count),
     "tree": (tree, verl_agents.count),
     "documented": (
         lambda folder, steps: documented(**sizes(folder, steps)),

@@ -73,5 +73,6 @@ class AgentLightningKeys:
     record_dir: str | None
     sampling: Literal["enforce", "allow"]
     deadlines: DeadlineKeys
+    audit: Literal["stop", "warn"]
     proxy: ProxyKeys
     trace_aggregator: TraceAggregatorKeys

@@ -192,6 +192,7 @@ class AgentModeDaemon:
             failed_rollouts,
             credit=credit or CreditAssignment(),
             tokenizer=tokenizer,
+            policy=self._policies["train"],
             pad_token_id=pad_token_id,
             reward_fillna_value=reward_fillna_value,
         )

@@ -15,8 +15,11 @@ from agl_fast.batch.fitting import fitting_limits
 from agl_fast.batch.options import Options
 from agl_fast.batch.summary import FITTING, MISMATCH_CAUSES
 from agl_fast.verl.credit import CreditAssignment, NamedHook
+from agl_fast.verl.daemon.bent_calls import COLUMN as BENT_CALLS
+from agl_fast.verl.daemon.bent_calls import bent_calls
 from agl_fast.verl.daemon.mismatch_log import MismatchLog
 from agl_fast.verl.daemon.outcomes import FailedRollouts, Outcome
+from agl_fast.verl.proxy.sampling import SamplingPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +39,8 @@ class TrainingRows:
         trace_aggregator: ``agentlightning.trace_aggregator`` of the configuration.
         failed_rollouts: what becomes of rollouts that failed.
         credit: the user's hook, and what calls learn from.
+        policy: how training samples; calls that were sampled otherwise are named in the rows'
+            column ``bent_calls_list``.
         options: further keywords of ``BatchBuilder``.
     """
 
@@ -46,6 +51,7 @@ class TrainingRows:
         *,
         credit: CreditAssignment,
         tokenizer: Any,
+        policy: SamplingPolicy | None = None,
         **options: Any,
     ) -> None:
         settings = {**_DEFAULTS, **trace_aggregator}
@@ -63,6 +69,7 @@ class TrainingRows:
             self._mismatch_log = MismatchLog(settings["mismatch_log_dir"], tokenizer)
         self._failed_rollouts = failed_rollouts
         self._credit = credit
+        self._policy = policy
         self._kept: list[agl_fast.Rollout] = []
         self._ids: set[str] = set()  # where a hook gives them
         self._builder: agl_fast.BatchBuilder | None = None
@@ -142,6 +149,9 @@ class TrainingRows:
             self._builder = self._new_builder(**limits)
             self._builder.add_many(self._kept)
         batch = self._builder.finish()
+        bent = bent_calls(self._kept, batch.columns["rollout_id_list"], self._policy)
+        if bent is not None:
+            batch.columns[BENT_CALLS] = bent
         if _took_tokens(batch.accounting):
             batch.metrics.update(self._fitting_limits(max_prompt_length))
         if batch.mismatches and self._tokenizer is not None:

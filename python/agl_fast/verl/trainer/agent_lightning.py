@@ -28,6 +28,7 @@ from agl_fast.verl.trainer.closing import closing_lines, note_worst_audit
 from agl_fast.verl.trainer.datasets import columns_of, repeated
 from agl_fast.verl.trainer.empty_steps import EmptySteps
 from agl_fast.verl.trainer.metrics import configured_widths
+from agl_fast.verl.trainer.policy_audit import PolicyAudit
 from agl_fast.verl.trainer.run_recording import padding_token_id, run_recorder, token_summary
 from agl_fast.verl.trainer.step import PpoStep, ppo_step, step_without_rows
 from agl_fast.verl.trainer.timing import timed
@@ -55,6 +56,8 @@ class AgentLightningTrainer(RayPPOTrainer):
 
     # Level tree cannot train the run's model or settings.
     tree_is_refused = False
+    # Of this process: a run that resumes has a new one, whose first step is the baseline again.
+    policy_audit: PolicyAudit | None = None
 
     def __init__(
         self,
@@ -244,6 +247,8 @@ class AgentLightningTrainer(RayPPOTrainer):
 
     def learn(self, batch: agl_fast.Batch, *, n_rollouts: int) -> PpoStep:
         """One `ppo_step`, with this trainer's workers."""
+        if self.policy_audit is None:
+            self.policy_audit = PolicyAudit.of(self.config)
         self.servers_alive.begin()
         with watched(f"the update of step {self.global_steps}", self.deadlines().update):
             return ppo_step(
@@ -254,6 +259,7 @@ class AgentLightningTrainer(RayPPOTrainer):
                 global_step=self.global_steps,
                 kl_controller=getattr(self, "kl_ctrl_in_reward", None),
                 update_actor=self.global_steps >= self.config.trainer.critic_warmup,
+                policy_audit=self.policy_audit,
             )
 
     def worker_groups(self) -> WorkerGroups:

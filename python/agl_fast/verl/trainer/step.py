@@ -15,7 +15,8 @@ from agl_fast.verl.losses.policy_losses import aggregation_of
 from agl_fast.verl.losses.policy_losses import require_supported as require_supported_loss
 from agl_fast.verl.trainer import workers as work
 from agl_fast.verl.trainer.advantages import estimate
-from agl_fast.verl.trainer.audit import audit, computes_exactly
+from agl_fast.verl.trainer.audit import audit, bent_tokens
+from agl_fast.verl.trainer.audit_scope import scope_of
 from agl_fast.verl.trainer.dealing import Dealer, RowUnits, zero_advantage_groups
 from agl_fast.verl.trainer.estimators import require_supported
 from agl_fast.verl.trainer.metrics import (
@@ -26,6 +27,7 @@ from agl_fast.verl.trainer.metrics import (
     row_limits,
     total_limit,
 )
+from agl_fast.verl.trainer.policy_audit import PolicyAudit
 from agl_fast.verl.trainer.rollout_correction import bypasses, correct
 from agl_fast.verl.trainer.rollout_correction import (
     require_supported as require_supported_correction,
@@ -79,6 +81,7 @@ def ppo_step(
     global_step: int,
     kl_controller: Any = None,
     update_actor: bool = True,
+    policy_audit: PolicyAudit | None = None,
 ) -> PpoStep:
     """Log-probs, advantages, critic and actor update.
 
@@ -93,6 +96,7 @@ def ppo_step(
         global_step: seeds the shuffling of rollouts (`actor.shuffle`).
         kl_controller: verl's, where `algorithm.use_kl_in_reward` is set.
         update_actor: False while the critic warms up.
+        policy_audit: of the run, which compares this step with earlier ones; None: on its own.
 
     Raises:
         PolicyMismatchError: the servers sample with other weights than the actor's.
@@ -115,7 +119,16 @@ def ppo_step(
     laid_out_rows = Rows(tensors, {"temperature": config.actor_rollout_ref.rollout.temperature})
     tensors["sampled"] = tensors["response_mask"]  # which rollout correction may change
     rollout_ids = [rollout.rollout_id for rollout in batch.rollouts]
-    metrics |= _infer(tensors, columns, rollout_ids, laid_out_rows, workers, config, seconds)
+    metrics |= _infer(
+        tensors,
+        columns,
+        rollout_ids,
+        laid_out_rows,
+        workers,
+        config,
+        seconds,
+        policy_audit or PolicyAudit(scope_of(config)),
+    )
     with timed("adv", seconds):
         rows = DataProto.from_dict(tensors=tensors, non_tensors=columns)
         rows, adv_metrics = _estimate(rows, batch.rollouts, config, kl_controller)
@@ -226,6 +239,7 @@ def _infer(
     workers: WorkerGroups,
     config: Any,
     seconds: dict[str, float],
+    policy_audit: PolicyAudit,
 ) -> dict[str, float]:
     """Add old_log_probs, ref_log_prob and values to `tensors`."""
     metrics: dict[str, float] = {}
@@ -234,7 +248,9 @@ def _infer(
             tensors["rollout_log_probs"], tensors["response_mask"]
         )
     else:
-        metrics |= _infer_policy(tensors, columns, rollout_ids, rows, workers, config, seconds)
+        metrics |= _infer_policy(
+            tensors, columns, rollout_ids, rows, workers, config, seconds, policy_audit
+        )
     if workers.reference is not None:
         with timed("ref", seconds):
             tensors |= _of_trained(work.reference_log_probs(rows, workers, config), tensors)
@@ -260,6 +276,7 @@ def _infer_policy(
     workers: WorkerGroups,
     config: Any,
     seconds: dict[str, float],
+    policy_audit: PolicyAudit,
 ) -> dict[str, float]:
     """Add old_log_probs to `tensors`, and audit them."""
     actor = config.actor_rollout_ref.actor
@@ -278,13 +295,17 @@ def _infer_policy(
         "perf/mfu/actor_infer": mfu,
     }
     tensors |= policy
+    bent, bent_by = bent_tokens(columns, tensors.get("call_index"))
     found = audit(
         tensors.get("rollout_log_probs"),
         tensors["old_log_probs"],
         tensors["response_mask"],
         torch.from_numpy(np.asarray(columns["has_rollout_log_probs"], dtype=bool)),
+        scope=policy_audit.scope,
+        bent=bent,
+        bent_by=bent_by,
     )
-    found.require_same_policy(exact=computes_exactly(config))
+    policy_audit.judge(found)
     return metrics | found.metrics
 
 
