@@ -32,7 +32,7 @@ STOREYS = [
     {"analysis"},
     {"recording"},
     {"batch"},
-    {"ops"},
+    {"ops", "model_facts"},
     {"_core", "_cuda"},
 ]
 NOWHERE = len(STOREYS)
@@ -42,7 +42,7 @@ ANNEXES = {
     "platform_cpu": {"platform_cpu"},
     "verl.vllm_extension": {"platform_cpu"},
     "verl.gpu_workers": {"platform_cpu"},
-    "verl.tree": {"verl.tree", "platform_cpu"},  # workers and engines for trees
+    "verl.tree": {"verl.tree", "platform_cpu", "model_facts"},  # workers and engines for trees
 }
 # What a configuration needs to know of the engine for trees.
 FACTS_OF_ENGINES = ("verl.tree.names", "verl.tree.refusals")

@@ -58,6 +58,13 @@ def test_families_that_are_taken(family):
         ("qwen2_5_vl", {}, "M-RoPE"),
         ("cohere", {}, "logit_scale"),
         ("gemma2", {}, "final_logit_softcapping"),
+        ("nanochat", {}, "final_logit_softcapping"),
+        ("seed_oss", {}, "attention_dropout=0.1"),
+        ("zamba2", {}, "recurrent layers"),
+        ("bamba", {}, "layers of the kind 'mamba'"),
+        ("stablelm", {}, "takes none of transformers' attention functions"),
+        ("bert", {}, "attention to the tokens behind"),
+        ("gemma3", {}, "images"),
         (
             "llama",
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
@@ -243,7 +250,8 @@ def test_a_mask_of_the_models_own_is_refused():
     """Doge computes one from values and hands it to every layer's attention."""
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     config = AutoConfig.for_model("doge", vocab_size=8, num_attention_heads=2, **sizes)
-    require_tree_model(config)
+    with pytest.raises(ValueError, match="attention masks that it computes from values"):
+        require_tree_model(config)
     model = AutoModelForCausalLM.from_config(config)
     model.set_attn_implementation(NAME)
     depths = torch.tensor([[0, 1, 2, 1]])

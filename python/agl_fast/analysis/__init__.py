@@ -5,13 +5,17 @@ Needs neither verl nor Agent-lightning, but for `agl_fast.analysis.store`.
 
 from __future__ import annotations
 
-from agl_fast.analysis.analysis import Analysis, ModelAnalysis, analyze
-from agl_fast.analysis.costs import Costs, Hardware
-from agl_fast.analysis.layouts import Layout
-from agl_fast.analysis.limits import Limits
-from agl_fast.analysis.model_shape import ModelConfigError, ModelShape, read_model_shape
-from agl_fast.analysis.report import as_json, as_text
-from agl_fast.analysis.traces import Traces, read_traces
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agl_fast.analysis.analysis import Analysis, ModelAnalysis, analyze
+    from agl_fast.analysis.costs import Costs, Hardware
+    from agl_fast.analysis.layouts import Layout
+    from agl_fast.analysis.limits import Limits
+    from agl_fast.analysis.model_shape import ModelConfigError, ModelShape, read_model_shape
+    from agl_fast.analysis.report import as_json, as_text
+    from agl_fast.analysis.traces import Traces, read_traces
 
 __all__ = [
     "Analysis",
@@ -29,3 +33,29 @@ __all__ = [
     "read_model_shape",
     "read_traces",
 ]
+
+# Loaded on first use: the options of the command need no torch.
+_HOMES = {
+    "Analysis": "analysis",
+    "Costs": "costs",
+    "Hardware": "costs",
+    "Layout": "layouts",
+    "Limits": "limits",
+    "ModelAnalysis": "analysis",
+    "ModelConfigError": "model_shape",
+    "ModelShape": "model_shape",
+    "Traces": "traces",
+    "analyze": "analysis",
+    "as_json": "report",
+    "as_text": "report",
+    "read_model_shape": "model_shape",
+    "read_traces": "traces",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'agl_fast.analysis' has no attribute {name!r}")
+    value = getattr(import_module(f"agl_fast.analysis.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -27,8 +27,12 @@ _KINDS = {
 
 
 def best_level(analysis: Analysis) -> Level:
-    """The one to train at: the simplest of which no other is ``WORTH`` times cheaper."""
-    if min(_gain(analysis, than, "tree") for than in ("transition", "trajectory")) >= WORTH:
+    """The one to train at: the simplest of which no other is ``WORTH`` times cheaper.
+
+    Level tree only where it takes the model.
+    """
+    gains = [_gain(analysis, than, "tree") for than in ("transition", "trajectory")]
+    if min(gains) >= WORTH and not analysis.tree_refusals:
         return "tree"
     if _gain(analysis, "transition", "trajectory") >= WORTH:
         return "trajectory"
@@ -70,6 +74,9 @@ def _of_level(analysis: Analysis, best: Level) -> Iterator[str]:
             f"Level transition is as good as any: level trajectory takes {merged:.2f}× fewer "
             f"{unit}."
         )
+    if analysis.tree_refusals:
+        yield (f"Level tree does not take this model: it has {', '.join(analysis.tree_refusals)}.")
+        return
     compared = over_merged if best == "trajectory" else trees
     yield f"Level tree gains nothing worth having here: {compared:.2f}× fewer {unit} than that."
 

@@ -73,6 +73,7 @@ class Analysis:
         causes: of broken prefixes whose text was compared (`agl_fast.batch.causes.CAUSES`); empty
             without a tokenizer.
         model: None where no model was given.
+        tree_refusals: why level tree does not take the model, the given or else the recorded one.
     """
 
     source: str
@@ -90,6 +91,7 @@ class Analysis:
     knows_text: bool
     causes: Mapping[str, int]
     model: ModelAnalysis | None
+    tree_refusals: Sequence[str] = ()
 
 
 def analyze(
@@ -140,6 +142,7 @@ def analyze(
         else causes_of(free["trajectory"].mismatches, rollouts, tokenizer, _DECODED),
         knows_text=tokenizer is not None,
         model=None if model is None else _with(model, hardware, limited, without_limits),
+        tree_refusals=traces.tree_refusals if model is None else model.tree_refusals,
     )
 
 

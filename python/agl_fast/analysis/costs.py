@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
-from agl_fast.analysis.layouts import Layout
-from agl_fast.analysis.model_shape import ModelShape
+if TYPE_CHECKING:
+    from agl_fast.analysis.layouts import Layout
+    from agl_fast.analysis.model_shape import ModelShape
 
 MICRO_BATCH_TOKENS = 16384
 # Of a parameter: itself, its gradient and Adam's two moments in float32, as verl's FSDP keeps them.

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agl_fast.model_facts import tree_refusals, uneven_layers
+
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 # Two matrices in a layer's MLP; the others have a gate, too.
 _WITHOUT_GATE = {"codegen", "gpt_neox", "nemotron", "persimmon", "phi", "starcoder2"}
@@ -20,9 +22,6 @@ _UNEVEN = {
     "first_k_dense_replace": 0,
     "n_shared_experts": 0,
 }
-_FULL_ATTENTION = "full_attention"
-# Their configurations do not name their layers in layer_types.
-_RECURRENT = {"falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "recurrent_gemma", "rwkv"}
 
 
 class ModelConfigError(ValueError):
@@ -39,6 +38,7 @@ class ModelShape:
         stored_inner: with all experts.
         inner_matrices: hidden × inner each.
         tied: the lm_head is the embedding.
+        tree_refusals: why level tree does not take it; empty: it does.
     """
 
     hidden: int
@@ -51,6 +51,7 @@ class ModelShape:
     inner_matrices: int
     vocabulary: int
     tied: bool
+    tree_refusals: tuple[str, ...] = ()
 
     @property
     def layer_parameters(self) -> int:
@@ -84,23 +85,34 @@ def read_model_shape(path: str | os.PathLike[str]) -> ModelShape:
         OSError: the file cannot be read.
         ModelConfigError: it is no configuration of a plain decoder; the message names the field.
     """
-    path = Path(path)
-    if path.is_dir():
-        path /= "config.json"
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ModelConfigError(f"{path}: not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ModelConfigError(f"{path}: expected an object, got {config!r}")
+    path, config = _read(path)
     try:
         return _shape(config)
     except ModelConfigError as error:
         raise ModelConfigError(f"{path}: {error}") from None
 
 
+def read_tree_refusals(path: str | os.PathLike[str]) -> list[str]:
+    """Why a model cannot be trained at level tree; arguments and errors as `read_model_shape`."""
+    return tree_refusals(_as_transformers_reads_it(_read(path)[1]))
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
+    path = Path(path)
+    if path.is_dir():
+        path /= "config.json"
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelConfigError(f"{path}: not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ModelConfigError(f"{path}: expected an object, got {config!r}")
+    return path, config
+
+
 def _shape(config: Mapping[str, Any]) -> ModelShape:
-    _refuse_others(config)
+    model = _as_transformers_reads_it(config)
+    _refuse_others(config, model)
     hidden, layers, heads, vocabulary = (_size(config, name) for name in _REQUIRED)
     key_heads = _size(config, "num_key_value_heads", heads)
     if heads % key_heads:
@@ -123,6 +135,7 @@ def _shape(config: Mapping[str, Any]) -> ModelShape:
         inner_matrices=2 if config.get("model_type") in _WITHOUT_GATE else 3,
         vocabulary=vocabulary,
         tied=tied,
+        tree_refusals=tuple(tree_refusals(model)),
     )
 
 
@@ -158,20 +171,27 @@ def _inner(config: Mapping[str, Any]) -> tuple[int, int]:
     return passed * each + shared, experts * each + shared
 
 
-def _refuse_others(config: Mapping[str, Any]) -> None:
+def _refuse_others(config: Mapping[str, Any], model: Any) -> None:
     """Models whose layers cost something else."""
-    if config.get("kv_lora_rank"):
-        raise ModelConfigError("kv_lora_rank: expected a model without latent attention")
-    if config.get("model_type") in _RECURRENT or config.get("is_encoder_decoder"):
-        raise ModelConfigError(f"model_type={config.get('model_type')!r}: expected a plain decoder")
     kinds = config.get("layer_types")
     if not isinstance(kinds, list | None):
         raise ModelConfigError(f"layer_types: expected a list, got {kinds!r}")
-    others = sorted(set(kinds or []) - {_FULL_ATTENTION})
-    if others:
+    reasons = uneven_layers(model)
+    if reasons:
         raise ModelConfigError(
-            f"layer_types: expected {_FULL_ATTENTION!r} alone, got {', '.join(map(repr, others))}"
+            f"model_type={config.get('model_type')!r} has {', '.join(reasons)}: expected a decoder "
+            f"of full causal attention and equal layers, as costs are known of these alone"
         )
-    window = config.get("sliding_window")
-    if window and kinds is None and config.get("use_sliding_window", True):
-        raise ModelConfigError(f"sliding_window={window}: expected full attention in every layer")
+
+
+def _as_transformers_reads_it(config: Mapping[str, Any]) -> Any:
+    """With the defaults of the model's type; as it is where transformers does not know better."""
+    try:
+        from huggingface_hub.errors import StrictDataclassError
+        from transformers import AutoConfig
+    except ImportError:
+        return config
+    try:
+        return AutoConfig.for_model(**config)
+    except (AttributeError, KeyError, TypeError, ValueError, StrictDataclassError):
+        return config

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
 
 from agl_fast.analysis.limits import LEVELS, Limits, limits_of
+from agl_fast.analysis.model_shape import ModelConfigError, read_tree_refusals
 from agl_fast.batch.calls import Rollout
 from agl_fast.batch.options import Level
 from agl_fast.recording import Recording, RecordingError, read_recording
@@ -21,12 +24,15 @@ class Traces:
         rollouts: all of it; no two have the same rollout_id.
         limits: of each level.
         notes: what the reader left out, for people.
+        tree_refusals: why level tree does not take the recorded run's model, where its
+            configuration can be read; empty: it does, or is not known.
     """
 
     source: str
     rollouts: Sequence[Rollout]
     limits: Mapping[Level, Limits]
     notes: Sequence[str] = ()
+    tree_refusals: Sequence[str] = ()
 
 
 def read_traces(
@@ -55,7 +61,25 @@ def read_traces(
                 rollout.rollout_id = f"{recording.path}: {rollout.rollout_id}"
                 rollout.data_id = f"{recording.path}: {rollout.data_id}"
             rollouts.append(rollout)
-    return Traces(", ".join(str(recording.path) for recording in recordings), rollouts, limits)
+    return Traces(
+        ", ".join(str(recording.path) for recording in recordings),
+        rollouts,
+        limits,
+        tree_refusals=_tree_refusals(recordings[0].about) if recordings else (),
+    )
+
+
+def _tree_refusals(about: Mapping[str, Any]) -> Sequence[str]:
+    """Of the model that the run's settings name, where it is a folder of this machine."""
+    found: Any = about.get("settings")
+    for name in ("actor_rollout_ref", "model", "path"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    if not isinstance(found, str) or not (Path(found) / "config.json").is_file():
+        return ()
+    try:
+        return read_tree_refusals(found)
+    except (OSError, ModelConfigError):
+        return ()
 
 
 def _limits(

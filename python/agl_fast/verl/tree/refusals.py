@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from verl.utils.config import omega_conf_to_dataclass
 
+from agl_fast.model_facts import tree_refusals
 from agl_fast.verl.tree.names import ENGINE
 
 LEVEL = f"agentlightning.trace_aggregator.level='tree', or attn_implementation={ENGINE!r},"
-_FULL_ATTENTION = "full_attention"
-# Whose state runs along the row, and whose configurations do not name it in layer_types.
-_RECURRENT = {"falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "rwkv", "xlstm", "zamba"}
-_DROPOUTS = ("attention_dropout", "attn_pdrop", "attn_dropout")
-_SCALES_OF_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-_ROPE_OF_LENGTH = {"dynamic", "longrope"}
 # Triton multiplies tiles of at least so many elements of a head.
 LEAST_HEAD_WIDTH = 16
 
@@ -29,7 +23,7 @@ def require_tree_model(model: Any) -> None:
     Args:
         model: its Hugging Face configuration.
     """
-    if reasons := [*_of_layers(model), *_of_positions(model), *_of_outputs(model)]:
+    if reasons := tree_refusals(model):
         raise ValueError(
             f"{LEVEL} with a model of type {model.model_type!r}: it has {', '.join(reasons)}; "
             "expected a text model of full causal attention (Llama, Qwen2, Qwen3, …), or level "
@@ -44,8 +38,7 @@ def model_refusals(model: Any, *, device: str) -> list[str]:
         model: its Hugging Face configuration.
         device: verl's name of the device that trains it.
     """
-    found = [*_of_layers(model), *_of_positions(model), *_of_outputs(model)]
-    reasons = [f"model type {model.model_type!r} has {reason}" for reason in found]
+    reasons = [f"model type {model.model_type!r} has {each}" for each in tree_refusals(model)]
     module_cls = _module_class(model)
     if module_cls is not None and not getattr(module_cls, "_supports_attention_backend", False):
         reasons.append(f"{module_cls.__name__} takes no attention functions")
@@ -161,42 +154,3 @@ def _module_class(model: Any) -> Any:
         return None
     found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model), None)
     return found[0] if isinstance(found, tuple) else found
-
-
-def _of_layers(model: Any) -> Iterator[str]:
-    kinds = set(getattr(model, "layer_types", None) or [_FULL_ATTENTION]) - {_FULL_ATTENTION}
-    for kind in sorted(kinds):
-        yield f"layers of the kind {kind!r}, which look at places in the row, not in the tree"
-    if model.model_type in _RECURRENT:
-        yield "recurrent layers, whose state runs along the row"
-    window = getattr(model, "sliding_window", None)
-    uses_window = getattr(model, "use_sliding_window", True) and not hasattr(model, "layer_types")
-    if window and uses_window and not kinds:
-        yield f"sliding_window={window} in every layer, which counts places in the row"
-    for name in _DROPOUTS:
-        if getattr(model, name, 0):
-            yield f"{name}={getattr(model, name)}: one token would be dropped for all calls at once"
-    if getattr(model, "kv_lora_rank", None):
-        yield "latent attention (MLA), whose keys and values differ in width"
-    if getattr(model, "attn_logit_softcapping", None):
-        yield "attn_logit_softcapping"
-
-
-def _of_positions(model: Any) -> Iterator[str]:
-    if getattr(model, "vision_config", None) is not None:
-        yield "images, whose tokens have several positions (M-RoPE)"
-    rope = getattr(model, "rope_parameters", None) or getattr(model, "rope_scaling", None) or {}
-    if rope.get("mrope_section"):
-        yield "multi-dimensional positions (M-RoPE)"
-    if rope.get("rope_type") in _ROPE_OF_LENGTH:
-        yield f"rope_type={rope['rope_type']!r}, which depends on the longest row of a micro-batch"
-
-
-def _of_outputs(model: Any) -> Iterator[str]:
-    if getattr(model, "is_encoder_decoder", False):
-        yield "an encoder"
-    if getattr(model, "output_router_logits", False):
-        yield "a MoE auxiliary loss (output_router_logits), which counts tokens of rows"
-    for name in _SCALES_OF_LOGITS:
-        if getattr(model, name, None) not in (None, 1, 1.0):
-            yield f"{name}, which is applied behind the lm_head"
