@@ -12,10 +12,11 @@ pytest.importorskip("verl", reason="needs the extra [cpu]")
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import engine_workers
 import verl_trainer_imports  # noqa: F401
@@ -73,7 +74,14 @@ def test_a_checkpoint_that_verls_engine_saved(model: Path, tmp_path: Path, capsy
     assert first == second
 
 
-def shards(model: Path, folder: Path, *, n_replicas: int = 1, n_shards: int = 2) -> Path:
+def shards(
+    model: Path,
+    folder: Path,
+    *,
+    n_replicas: int = 1,
+    n_shards: int = 2,
+    without: str | None = None,
+) -> Path:
     """As FSDP2 saves them, every rank a file: parameters cut in their first dimension."""
     folder.mkdir(parents=True)
     AutoTokenizer.from_pretrained(model).save_pretrained(folder / "huggingface")
@@ -84,7 +92,8 @@ def shards(model: Path, folder: Path, *, n_replicas: int = 1, n_shards: int = 2)
     for rank in range(world_size):
         dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
         try:
-            state = sharded_state(loaded.state_dict(), n_replicas, n_shards, rank % n_shards)
+            whole = {name: each for name, each in loaded.state_dict().items() if name != without}
+            state = sharded_state(whole, n_replicas, n_shards, rank % n_shards)
             torch.save(state, folder / f"model_world_size_{world_size}_rank_{rank}.pt")
         finally:
             dist.destroy_process_group()
@@ -127,6 +136,33 @@ def test_another_dtype(model: Path, tmp_path: Path) -> None:
     assert main(["export", str(folder), str(tmp_path / "out"), "--dtype", "bfloat16"]) == 0
     expected = {name: values.bfloat16() for name, values in weights_of(model).items()}
     assert_same_weights(weights_of(tmp_path / "out"), expected)
+
+
+@pytest.mark.parametrize("told", ["both", "embedding", "lm_head"])
+def test_tied_weights_are_written_once(model: Path, tmp_path: Path, told: str) -> None:
+    """As transformers saves them; a checkpoint may name both, or either."""
+    config = AutoConfig.from_pretrained(model)
+    config.tie_word_embeddings = True
+    (tmp_path / "tied").mkdir()
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "tied")
+    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "tied")
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    left_out = {"both": None, "embedding": head, "lm_head": embedding}[told]
+    folder = shards(tmp_path / "tied", tmp_path / "actor", without=left_out)
+    export(folder, tmp_path / "out")
+    saved = [load_file(tmp_path / name / "model.safetensors") for name in ("out", "tied")]
+    assert_same_weights(*saved)
+    assert head not in saved[0]
+    loaded = weights_of(tmp_path / "out")
+    assert torch.equal(loaded[head], loaded[embedding])
+
+
+def test_tied_weights_that_differ_are_refused(model: Path, tmp_path: Path) -> None:
+    folder = shards(model, tmp_path / "actor")
+    path = folder / "huggingface" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": True}))
+    with pytest.raises(ValueError, match=r"lm_head\.weight and model\.embed_tokens\.weight differ"):
+        export(folder, tmp_path / "out")
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:

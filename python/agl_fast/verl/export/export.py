@@ -38,7 +38,8 @@ def export(
     Raises:
         FileNotFoundError: there is no checkpoint, or it has no configuration.
         FileExistsError: out holds something already.
-        ValueError: the weights are a LoRA adapter's, or do not fit the configuration.
+        ValueError: the weights are a LoRA adapter's, do not fit the configuration, or differ where
+            it ties them.
     """
     folder, out = actor_folder(Path(checkpoint)), Path(out)
     if out.exists() and any(out.iterdir()):
@@ -59,6 +60,7 @@ def export(
     with torch.device("meta"):  # only its shape: the weights are at hand
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     _require_fitting(model, weights)
+    _leave_out_tied(model, weights)
     # First what describes the model, so that its configuration is written over with the dtype.
     shutil.copytree(described, out, dirs_exist_ok=True)
     model.save_pretrained(out, state_dict=weights)
@@ -69,7 +71,8 @@ def _require_fitting(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -
     expected = {name: values.shape for name, values in model.state_dict().items()}
     found = {name: values.shape for name, values in weights.items()}
     # Tied weights may be told once.
-    missing = expected.keys() - found.keys() - set(getattr(model, "_tied_weights_keys", None) or ())
+    twins = {name for names in _tied(model) if not found.keys().isdisjoint(names) for name in names}
+    missing = expected.keys() - found.keys() - twins
     unknown = found.keys() - expected.keys()
     if missing or unknown:
         raise ValueError(
@@ -81,3 +84,30 @@ def _require_fitting(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -
             raise ValueError(
                 f"{name} has the shape {tuple(found[name])}: expected {tuple(expected[name])}"
             )
+
+
+def _leave_out_tied(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:
+    """Keep tied weights once, under the name that transformers saves them with."""
+    for name, *others in _tied(model):
+        told = [each for each in (name, *others) if each in weights]
+        for each in told[1:]:
+            if not torch.equal(weights[each], weights[told[0]]):
+                raise ValueError(
+                    f"{each} and {told[0]} differ, but the configuration ties them: expected the "
+                    "same values, or tie_word_embeddings=false in its config.json"
+                )
+        if told:
+            kept = weights[told[0]]
+            for each in told:
+                del weights[each]
+            weights[name] = kept
+
+
+def _tied(model: torch.nn.Module) -> list[list[str]]:
+    """Names of the same parameter, those first that transformers keeps."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    # Names of what is tied to something else: a list, or a dictionary with that as values.
+    left_out = set(getattr(model, "_tied_weights_keys", None) or ())
+    return [sorted(each, key=left_out.__contains__) for each in names.values() if len(each) > 1]
