@@ -246,6 +246,7 @@ def test_agents_of_another_process_join_the_store_and_end_with_the_run(tmp_path)
     assert status == 0
     assert printed.splitlines() == [
         f"agl_fast: agents join the store at localhost:{port}",
+        f"agl_fast: the store at localhost:{port} does not answer; the agents wait for it for 1 s",
         f"agl_fast: the store at localhost:{port} has been gone for 1 s: the run is over",
         "after ['one', '--two'] __main__ False",
     ]

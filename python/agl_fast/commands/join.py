@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from agl_fast.commands.store_errors import quiet_store_errors
+
 WAIT_SECONDS = 60.0
 CHECK_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
@@ -50,6 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     from agl_fast.verl.span_export import send_spans_to_the_store
 
     send_spans_to_the_store()
+    quiet_store_errors()
     store = (environment["AGL_SERVER_HOST"], int(environment["AGL_SERVER_PORT"]))
     return _run(options.script, options.arguments, _StoreWatch(store, options.wait))
 
@@ -102,10 +105,19 @@ class _StoreWatch:
             self._say("the store at {} is there")
         seen = time.monotonic()
 
+        is_there = True
+
         def has_gone_for_long() -> bool:
-            nonlocal seen
+            nonlocal seen, is_there
             if self._is_there():
                 seen = time.monotonic()
+                is_there = True
+            elif is_there:
+                is_there = False
+                self._say(
+                    "the store at {} does not answer; the agents wait for it for "
+                    f"{self._wait_seconds:g} s"
+                )
             return time.monotonic() - seen > self._wait_seconds
 
         self._wait(has_gone_for_long)
