@@ -1,9 +1,11 @@
-"""`python -m agl_fast`: train, join, replay, analyze, export."""
+"""`python -m agl_fast`: train, join, replay, analyze, export, doctor, quickstart."""
 
 from __future__ import annotations
 
+import difflib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 
 USAGE = """\
 python -m agl_fast key=value …                train; agents in other processes join the store
@@ -13,41 +15,74 @@ python -m agl_fast analyze FILE …             what each level of rows would co
 python -m agl_fast export CKPT OUT            a Hugging Face directory from a checkpoint
 python -m agl_fast.doctor                     what keeps this machine from training
 python -m agl_fast.quickstart                 a tiny model learns on this machine
+python -m agl_fast COMMAND --help             the options of a command
+python -m agl_fast --version
 """
+# Exit status where the command line, or a file that it names, is wrong.
+WRONG_USAGE = 2
+
+# By name: the module whose `main` takes the arguments after the name. `train` may be left out.
+COMMANDS = {
+    "train": "agl_fast.commands.train",
+    "join": "agl_fast.commands.join",
+    "replay": "agl_fast.commands.replay",
+    "analyze": "agl_fast.commands.analyze",
+    "export": "agl_fast.commands.export",
+    "doctor": "agl_fast.doctor",
+    "quickstart": "agl_fast.quickstart.__main__",
+}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status."""
+    """Exit status: 2 where the arguments are wrong, with one line that says how."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
-    command, *rest = arguments
-    return _command(command)(
-        rest if command in ("join", "replay", "analyze", "export") else arguments
-    )
+    if arguments[0] in ("-V", "--version"):
+        from agl_fast._core import __version__
 
-
-def _command(name: str) -> Callable[[Sequence[str]], int]:
+        print(f"agl_fast {__version__}")
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        if not _is_setting(name):
+            return _refuse(name)
+        name, rest = "train", list(arguments)
+    if name == "train":
+        return _train(rest)
     # Each loads what it needs, which takes seconds.
-    if name == "join":
-        from agl_fast.commands import join
+    status: int = import_module(COMMANDS[name]).main(rest)
+    return status
 
-        return join.main
-    if name == "replay":
-        from agl_fast.commands import replay
 
-        return replay.main
-    if name == "analyze":
-        from agl_fast.commands import analyze
+def _train(arguments: Sequence[str]) -> int:
+    """verl takes half a minute to load: what is no setting is found before."""
+    if any(each in ("-h", "--help") for each in arguments):
+        print(USAGE, end="")
+        return 0
+    for argument in arguments:
+        if not _is_setting(argument):
+            return _refuse_argument(f"{argument!r}: expected key=value")
+    status: int = import_module(COMMANDS["train"]).main(arguments)
+    return status
 
-        return analyze.main
-    if name == "export":
-        from agl_fast.commands import export
 
-        return export.main
-    from agl_fast.commands import train
+def _is_setting(argument: str) -> bool:
+    """`key=value`, `+key=value`, or `~key`, which says itself that it is not taken."""
+    return ("=" in argument.lstrip("-") and not argument.startswith("-")) or argument[0:1] == "~"
 
-    return train.main
+
+def _refuse(name: str) -> int:
+    if name.startswith("-"):
+        return _refuse_argument(f"unknown option {name}; python -m agl_fast --help lists commands")
+    near = difflib.get_close_matches(name.lower(), COMMANDS, n=1, cutoff=0.5)
+    meant = f"did you mean {near[0]}?" if near else f"expected {', '.join(COMMANDS)}, or key=value"
+    return _refuse_argument(f"unknown command {name!r}; {meant}")
+
+
+def _refuse_argument(message: str) -> int:
+    print(f"agl_fast: {message}", file=sys.stderr)
+    return WRONG_USAGE
 
 
 if __name__ == "__main__":

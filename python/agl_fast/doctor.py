@@ -6,6 +6,7 @@ no resolver finds a set of packages by itself. The commands printed here overrid
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import importlib.metadata
 import os
@@ -312,7 +313,16 @@ def examine(target: Target) -> Iterator[Finding]:
     yield check_platform(target)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
+    """Print every finding and the commands that install; 1 where something is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m agl_fast.doctor",
+        description="What keeps this machine from training, and the one command that installs for "
+        "a CPU, CUDA 12 or CUDA 13. It changes nothing.",
+        epilog="AGL_SERVER_PORT: the port of Agent-lightning's store; VERL_PLATFORM=cpu: check for "
+        "a CPU although there is a GPU. Exit status 1 where something is wrong.",
+    )
+    parser.parse_args(list(arguments))
     target = this_machine()
     print(f"agl_fast on {NAMES[target]}")
     wrong = 0
@@ -327,4 +337,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -8,15 +8,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from agl_fast.analysis import (
-    Hardware,
-    analyze,
-    as_json,
-    as_text,
-    read_model_shape,
-    read_traces,
-)
 from agl_fast.analysis.costs import MICRO_BATCH_TOKENS
+from agl_fast.commands.wrong_input import wrong_input
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,21 +26,24 @@ def main(arguments: Sequence[str]) -> int:
         name: getattr(options, name)
         for name in ("max_prompt_length", "max_response_length", "tree_max_tokens")
     }
-    hardware = Hardware(micro_batch_tokens=options.micro_batch_tokens, tflops=options.tflops)
-    model = None if options.model is None else read_model_shape(options.model)
-    if options.store is None:
-        traces = read_traces(options.files, limits)
-    else:
-        # Only now: files need no Agent-lightning.
-        from agl_fast.analysis.store import read_store
+    # Only now: --help needs no torch.
+    from agl_fast.analysis import Hardware, read_model_shape, read_traces
 
-        traces = read_store(options.store, limits)
-    found = analyze(
-        traces,
-        model=model,
-        hardware=hardware,
-        tokenizer=None if options.tokenizer is None else _tokenizer(options.tokenizer),
-    )
+    with wrong_input("analyze", ValueError, TypeError):
+        hardware = Hardware(micro_batch_tokens=options.micro_batch_tokens, tflops=options.tflops)
+        model = None if options.model is None else read_model_shape(options.model)
+        tokenizer = None if options.tokenizer is None else _tokenizer(options.tokenizer)
+        if options.store is None:
+            traces = read_traces(options.files, limits)
+        else:
+            # Files need no Agent-lightning.
+            from agl_fast.analysis.store import read_store
+
+            traces = read_store(options.store, limits)
+        # A file that cannot be read is found before torch is loaded.
+        from agl_fast.analysis import analyze, as_json, as_text
+
+        found = analyze(traces, model=model, hardware=hardware, tokenizer=tokenizer)
     print(json.dumps(as_json(found), indent=1) if options.json else as_text(found))
     return 0
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from omegaconf import OmegaConf
+from agl_fast.commands.wrong_input import wrong_input
 
-from agl_fast.commands.overrides import parse_overrides
-from agl_fast.verl.replay import replay
+_LEVEL = "agentlightning.trace_aggregator.level"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -22,20 +21,31 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings to change")
     parser.add_argument("--model", help="folder of the weights that the step begins with")
     parser.add_argument("--reference", help="folder of the reference policy (default: --model)")
-    parser.add_argument("--level", help="agentlightning.trace_aggregator.level")
+    parser.add_argument("--level", help=_LEVEL)
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
     options = parser.parse_intermixed_args(list(arguments))
-    overrides = OmegaConf.create(parse_overrides(options.overrides))
-    if options.level is not None:
-        key = "agentlightning.trace_aggregator.level"
-        OmegaConf.update(overrides, key, options.level, force_add=True)
-    print(
-        replay(
-            options.file,
-            OmegaConf.to_container(overrides),
-            model=options.model,
-            reference=options.reference,
-            seed=options.seed,
+    # Only now: verl takes half a minute to load. A file that cannot be read is found before.
+    from agl_fast.recording import RecordingError, read_recording
+
+    with wrong_input("replay", RecordingError):
+        read_recording(options.file)
+
+    from omegaconf import OmegaConf
+
+    from agl_fast.commands.overrides import parse_overrides
+    from agl_fast.verl.replay import replay
+
+    with wrong_input("replay", ValueError, TypeError):
+        overrides = OmegaConf.create(parse_overrides(options.overrides))
+        if options.level is not None:
+            OmegaConf.update(overrides, _LEVEL, options.level, force_add=True)
+        print(
+            replay(
+                options.file,
+                OmegaConf.to_container(overrides),
+                model=options.model,
+                reference=options.reference,
+                seed=options.seed,
+            )
         )
-    )
     return 0

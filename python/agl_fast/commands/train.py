@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from agl_fast.commands.dataset_files import load_samples
 from agl_fast.commands.overrides import parse_overrides
+from agl_fast.commands.wrong_input import wrong_input
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -25,12 +26,13 @@ def main(arguments: Sequence[str]) -> int:
     my_agent.py`, where my_agent.py has `agentlightning.Trainer(n_runners=8).fit(agent)`. The store
     listens on the host that AGL_SERVER_HOST names (localhost).
     """
-    algorithm = VERL(parse_overrides(arguments))
-    data = algorithm.config.data
-    train = load_samples(_plain(data.train_files), "data.train_files")
-    val = None
-    if _is_there(data.val_files):
-        val = load_samples(_plain(data.val_files), "data.val_files")
+    with wrong_input("train", ValueError, TypeError):
+        algorithm = VERL(parse_overrides(arguments))
+        data = algorithm.config.data
+        train = load_samples(_plain(data.train_files), "data.train_files")
+        val = None
+        if _is_there(data.val_files):
+            val = load_samples(_plain(data.val_files), "data.val_files")
     train_on(algorithm, train, val)
     return 0
 

@@ -28,7 +28,7 @@ MIN_REWARD, REASONING_MIN_REWARD = 0.8, 0.7
 N_VALIDATION_SAMPLES = 16
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m agl_fast.quickstart")
     parser.add_argument("--steps", type=int, help="default: 16, with LEVEL 20")
     parser.add_argument("--seed", type=int, default=1)
@@ -41,7 +41,7 @@ def main() -> int:
         help="validation reward that the run must reach (default: 0.8, with LEVEL 0.7)",
     )
     parser.add_argument("--verbose", action="store_true", help="show what verl, Ray and vLLM print")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     model, device = model_and_device(parser)
     level = os.environ.get("LEVEL")
     if level not in (None, *LEVELS):

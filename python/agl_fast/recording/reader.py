@@ -75,7 +75,7 @@ def _values(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             where = f"{path}, line {number}"
             try:
                 value = json.loads(line, parse_constant=_refuse_constant)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 cut = "" if line.endswith(b"\n") else " (the line has no end: was it cut off?)"
                 raise RecordingError(f"{where}: not JSON: {error}{cut}") from None
             if not isinstance(value, dict):
