@@ -45,6 +45,13 @@ WORKED_EXAMPLES = [
         id="recorded_twice",
     ),
     pytest.param(
+        [([1, 2], [3], {"response_id": "a"}), ([1, 2], [4, 5], {"response_id": "a"})],
+        P4_R8,
+        [([1, 2], [3], [1], False), ([1, 2], [4, 5], [1, 1], False)],
+        {"response_id_clashes": 1},
+        id="one_response_id_twice",
+    ),
+    pytest.param(
         [([1, 2, 3], [4]), ([1, 2, 3], [4, 5, 6])],
         P4_R8,
         [([1, 2, 3], [4], [1], False), ([1, 2, 3], [4, 5, 6], [1, 1, 1], False)],
@@ -117,7 +124,8 @@ def test_worked_example(
 ) -> None:
     options = {"pad_token_id": 0, **limits, **layout}
     accounting = check_rows(build, calls, options, expected)
-    for name in ("truncated", "dropped", "duplicate", "empty_calls", "empty_rows"):
+    names = ("truncated", "dropped", "duplicate", "empty_calls", "empty_rows")
+    for name in (*names, "response_id_clashes"):
         assert getattr(accounting, name) == counts.get(name, 0), name
 
 

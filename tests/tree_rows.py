@@ -83,10 +83,11 @@ def tree_rows(batch: reference.Batch) -> list[TreeRow]:
 def laid_out(rollout: PlainRollout) -> list[tuple[int, PlainCall]]:
     """The calls that none of the four rules leaves out, with their indices."""
     kept = []
-    seen: set[str | None] = {None, ""}
+    seen = []
     for index, call in enumerate(rollout.calls):
-        duplicate = call.response_id in seen - {None, ""}
-        seen.add(call.response_id)
+        key = (call.response_id, call.prompt_ids, call.response_ids)
+        duplicate = bool(call.response_id) and key in seen
+        seen.append(key)
         if duplicate or call.finish_reason == "abort" or not call.trainable:
             continue
         if call.prompt_ids and call.response_ids:

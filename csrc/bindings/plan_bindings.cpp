@@ -54,13 +54,13 @@ class Planner {
     for (std::size_t i = 0; i < read.size(); ++i) {
       if (!plans[i]) plans[i] = plan(read[i]);
     }
-    for (auto& each : plans) rollouts_.push_back({std::move(each), py::set()});
+    for (auto& each : plans) rollouts_.push_back({std::move(each), {}});
   }
 
   // Begins a rollout whose calls come one by one with its first call. Throws and changes nothing,
   // or adds it.
   void open_with(py::handle rollout_id, int64_t base, int64_t keep, py::handle call) {
-    rollouts_.push_back({std::make_shared<RolloutPlan>(level_, &spare_), py::set()});
+    rollouts_.push_back({std::make_shared<RolloutPlan>(level_, &spare_), {}});
     try {
       add_call(rollouts_.size() - 1, rollout_id, base, keep, call);
     } catch (...) {
@@ -76,21 +76,25 @@ class Planner {
     Streamed& streamed = rollouts_.at(rollout);
     RolloutPlan& plan = *streamed.plan;
     const auto index = static_cast<int64_t>(plan.calls().size());
-    PythonCall read(call, rollout_id, index, streamed.seen);
+    PythonCall read(call, rollout_id, index);
     read.check_ids();
-    if (read.call_class == CallClass::kEmpty && keep > 0 && read.response.size() > 0) {
-      read.call_class = CallClass::kLaidOut;  // only its tail was empty
-    }
-    const bool laid_out = read.call_class == CallClass::kLaidOut;
-    const Base before = find_base(plan, rollout_id, index, base, keep, !laid_out);
+    const int64_t same_id = streamed.seen.last(read.response_id);
+    read.classify(false, keep + read.prompt.size());
+    const bool all_ids = read.call_class != CallClass::kLaidOut || same_id >= 0;
+    const Base before = find_base(plan, rollout_id, index, base, keep, all_ids);
 
-    std::vector<int32_t> tail(static_cast<std::size_t>(read.prompt.size()));
-    read.prompt.copy(0, read.prompt.size(), tail.data());
+    const std::vector<int32_t> tail = read.prompt.ids();
     const DeltaReader prompt(before.ids, keep, tail.data(), read.prompt.size());
+    if (same_id >= 0) {
+      const bool duplicate = is_recorded(streamed, same_id, prompt, read.response);
+      read.clashes = !duplicate;
+      read.classify(duplicate, prompt.size());
+    }
     plan.add(read.call_class, prompt, read.response, read.log_probs, before.position);
-    if (!laid_out) plan.keep_context(prompt, read.response);
+    if (read.clashes) plan.mark_clash();
+    if (read.call_class != CallClass::kLaidOut) plan.keep_context(prompt, read.response);
     plan.forget_echoes();
-    if (!read.response_id.is_none()) streamed.seen.add(read.response_id);
+    streamed.seen.add(read.response_id);
   }
 
   void clear() {
@@ -156,7 +160,7 @@ class Planner {
  private:
   struct Streamed {
     std::shared_ptr<RolloutPlan> plan;
-    py::set seen;  // response_ids, while calls come one by one
+    SeenResponseIds seen;  // while calls come one by one
   };
 
   struct Base {
@@ -179,13 +183,37 @@ class Planner {
     const auto items = py::reinterpret_steal<py::object>(
         PySequence_Fast(calls.ptr(), "calls must be a sequence of Call"));
     if (!items) throw py::error_already_set();
-    py::set seen;
+    SeenResponseIds seen;
     std::deque<PythonCall> read;
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.ptr()); ++i) {
-      read.emplace_back(PySequence_Fast_GET_ITEM(items.ptr(), i), rollout_id, i, seen);
-      if (!read.back().response_id.is_none()) seen.add(read.back().response_id);
+      PythonCall& call = read.emplace_back(PySequence_Fast_GET_ITEM(items.ptr(), i), rollout_id, i);
+      int64_t same_id = seen.last(call.response_id);
+      call.clashes = same_id >= 0;
+      while (same_id >= 0 && !call.same_ids(read[static_cast<std::size_t>(same_id)])) {
+        same_id = seen.before(same_id);
+      }
+      if (same_id >= 0) call.clashes = false;
+      call.classify(same_id >= 0, call.prompt.size());
+      seen.add(call.response_id);
     }
     return read;
+  }
+
+  // Whether the ids are those of the call `same_id`, or of one before it with its response_id.
+  static bool is_recorded(const Streamed& streamed, int64_t same_id, const TokenReader& prompt,
+                          const TokenReader& response) {
+    std::vector<int32_t> ids(static_cast<std::size_t>(prompt.size() + response.size()));
+    prompt.copy(0, prompt.size(), ids.data());
+    response.copy(0, response.size(), ids.data() + prompt.size());
+    const RolloutPlan& plan = *streamed.plan;
+    for (; same_id >= 0; same_id = streamed.seen.before(same_id)) {
+      const PlannedCall& earlier = plan.calls()[static_cast<std::size_t>(same_id)];
+      if (earlier.prompt_length == prompt.size() && earlier.response_length == response.size() &&
+          plan.context_of(earlier) == ids) {
+        return true;
+      }
+    }
+    return false;
   }
 
   std::shared_ptr<RolloutPlan> plan(const std::deque<PythonCall>& read) {
@@ -198,6 +226,7 @@ class Planner {
     for (const PythonCall& call : read) {
       if (call.call_class != CallClass::kLaidOut) call.check_ids();
       made->add(call.call_class, call.prompt, call.response, call.log_probs);
+      if (call.clashes) made->mark_clash();
     }
     made->forget_echoes();
     return made;
@@ -236,13 +265,14 @@ class Planner {
 };
 
 py::array_t<int64_t> counts_of(const RowSet& set) {
-  constexpr py::ssize_t kColumns = 10 + kNumDropReasons;
+  constexpr py::ssize_t kColumns = 11 + kNumDropReasons;
   py::array_t<int64_t> out({static_cast<py::ssize_t>(set.counts.size()), kColumns});
   int64_t* at = out.mutable_data();
   for (const RolloutCounts& each : set.counts) {
     for (const int64_t count :
          {each.sampled, each.trained, each.truncated, each.duplicate, each.empty_calls,
-          each.empty_rows, each.rows, each.chains, each.cut_chains, int64_t{each.lost_tokens}}) {
+          each.empty_rows, each.rows, each.chains, each.cut_chains, int64_t{each.lost_tokens},
+          each.clashes}) {
       *at++ = count;
     }
     at = std::copy(each.dropped.begin(), each.dropped.end(), at);

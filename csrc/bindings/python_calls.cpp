@@ -83,31 +83,45 @@ bool read_trainable(const py::object& given, const Where& where) {
   return given.ptr() == Py_True;
 }
 
-CallClass classify(py::handle call, bool trainable, py::handle response_id, const py::set& seen,
-                   bool empty) {
-  if (!response_id.is_none() && seen.contains(response_id)) return CallClass::kDuplicate;
-  if (is_abort(call.attr("finish_reason"))) return CallClass::kAborted;
-  if (!trainable) return CallClass::kExcluded;
-  return empty ? CallClass::kEmpty : CallClass::kLaidOut;
-}
-
 }  // namespace
 
-PythonCall::PythonCall(py::handle call, py::handle rollout_id, int64_t index, const py::set& seen)
+PythonCall::PythonCall(py::handle call, py::handle rollout_id, int64_t index)
     : prompt(call.attr("prompt_ids"), {"prompt_ids", rollout_id, index}),
       response(call.attr("response_ids"), {"response_ids", rollout_id, index}),
       log_probs(read_log_probs(call.attr("log_probs"), response.size(),
                                {"log_probs", rollout_id, index})),
-      response_id(read_response_id(call.attr("response_id"), {"response_id", rollout_id, index})) {
-  call_class =
-      classify(call, read_trainable(call.attr("trainable"), {"trainable", rollout_id, index}),
-               response_id, seen, prompt.size() == 0 || response.size() == 0);
+      response_id(read_response_id(call.attr("response_id"), {"response_id", rollout_id, index})),
+      trainable(read_trainable(call.attr("trainable"), {"trainable", rollout_id, index})),
+      aborted(is_abort(call.attr("finish_reason"))) {}
+
+void PythonCall::classify(bool duplicate, int64_t prompt_length) {
+  const bool empty = prompt_length == 0 || response.size() == 0;
+  call_class = duplicate    ? CallClass::kDuplicate
+               : aborted    ? CallClass::kAborted
+               : !trainable ? CallClass::kExcluded
+               : empty      ? CallClass::kEmpty
+                            : CallClass::kLaidOut;
 }
 
 void PythonCall::check_ids() const {
   std::vector<int32_t> scratch(static_cast<std::size_t>(std::max(prompt.size(), response.size())));
   prompt.copy(0, prompt.size(), scratch.data());
   response.copy(0, response.size(), scratch.data());
+}
+
+bool PythonCall::same_ids(const PythonCall& other) const {
+  return prompt.size() == other.prompt.size() && response.size() == other.response.size() &&
+         response.ids() == other.response.ids() && prompt.ids() == other.prompt.ids();
+}
+
+int64_t SeenResponseIds::last(const py::object& response_id) const {
+  if (response_id.is_none() || !last_.contains(response_id)) return -1;
+  return last_[response_id].cast<int64_t>();
+}
+
+void SeenResponseIds::add(const py::object& response_id) {
+  before_.push_back(last(response_id));
+  if (!response_id.is_none()) last_[response_id] = before_.size() - 1;
 }
 
 }  // namespace agl::bindings

@@ -160,6 +160,12 @@ void PythonTokens::copy(int64_t begin, int64_t end, int32_t* out) const {
   }
 }
 
+std::vector<int32_t> PythonTokens::ids() const {
+  std::vector<int32_t> out(static_cast<std::size_t>(size_));
+  copy(0, size_, out.data());
+  return out;
+}
+
 int32_t PythonTokens::read_object(int64_t index) const {
   PyObject* object = static_cast<PyObject* const*>(data_)[index];
   int32_t id = 0;

@@ -48,6 +48,9 @@ class PythonTokens final : public TokenReader {
   int64_t first_difference(int64_t begin, int64_t end, const int32_t* known,
                            const Echo& echo) const override;
 
+  // All of them.
+  std::vector<int32_t> ids() const;
+
   // As copy(0, size()), with no Python call, so that any thread may do it while the caller holds
   // the GIL. False when an id needs the slow path, or is bad: then copy() says which.
   bool try_copy(int64_t begin, int64_t end, int32_t* out) const noexcept;

@@ -1,12 +1,13 @@
 #include "core/rollout_plan.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace agl {
 
 void RolloutPlan::add(CallClass call_class, const TokenReader& prompt, const TokenReader& response,
                       std::shared_ptr<const float[]> log_probs, Chains::Position from) {
-  PlannedCall planned{call_class, -1, prompt.size(), response.size(), {}};
+  PlannedCall planned{call_class, -1, prompt.size(), response.size(), {}, false};
   if (call_class == CallClass::kLaidOut) {
     const auto call = static_cast<int32_t>(calls_.size());
     if (level_ == Level::kTree) {
@@ -48,10 +49,24 @@ void RolloutPlan::keep_context(const TokenReader& prompt, const TokenReader& res
   response.copy(0, response.size(), context.data() + prompt.size());
 }
 
+std::vector<int32_t> RolloutPlan::context_of(const PlannedCall& call) const {
+  if (call.chain < 0) return call.context;
+  const int64_t size = call.prompt_length + call.response_length;
+  std::vector<int32_t> context(static_cast<std::size_t>(size));
+  if (level_ == Level::kTree) {
+    tree_.copy_path(call.chain, 0, static_cast<int32_t>(size), context.data());
+  } else {
+    const int32_t* tokens = chains_.list()[static_cast<std::size_t>(call.chain)].tokens.data();
+    std::copy(tokens, tokens + size, context.begin());
+  }
+  return context;
+}
+
 RolloutCounts count_calls(const RolloutPlan& plan) {
   RolloutCounts counts;
   for (const PlannedCall& call : plan.calls()) {
     counts.sampled += call.response_length;
+    counts.clashes += call.clashes ? 1 : 0;
     switch (call.call_class) {
       case CallClass::kLaidOut:
         break;

@@ -22,6 +22,7 @@ struct PlannedCall {
   int64_t prompt_length;
   int64_t response_length;
   std::vector<int32_t> context;  // prompt and response, only of calls not laid out that are kept
+  bool clashes = false;          // an earlier call has its response_id, but other ids
 };
 
 struct PlannedMismatch {
@@ -48,6 +49,12 @@ class RolloutPlan {
 
   // Lets later calls refer to the last call's tokens although it was not laid out.
   void keep_context(const TokenReader& prompt, const TokenReader& response);
+
+  // The last call shares its response_id with an earlier one that has other ids.
+  void mark_clash() { calls_.back().clashes = true; }
+
+  // Prompt and response of a call that is laid out or whose context is kept.
+  std::vector<int32_t> context_of(const PlannedCall& call) const;
 
   // As for Chains and CallTree.
   void forget_echoes();
@@ -101,6 +108,7 @@ struct RolloutCounts {
   int64_t chains = 0;
   int64_t cut_chains = 0;    // chains whose response was longer than its limit
   bool lost_tokens = false;  // sampled tokens were lost to a limit
+  int64_t clashes = 0;       // calls with an earlier call's response_id, but other ids
 };
 
 // Counts the calls that are not laid out.

@@ -36,10 +36,13 @@ class Accounting:
         trained: tokens with mask 1 in a row that takes part in the update.
         truncated: tokens past the response limits.
         dropped: tokens left out for a reason of ``DROP_REASONS``.
-        duplicate: tokens of calls recorded more than once (same ``response_id``).
+        duplicate: tokens of calls recorded more than once: an earlier call of the rollout has the
+            same ``response_id``, prompt ids and response ids.
         dropped_by_reason: ``dropped`` split by reason, every reason present.
         empty_calls: calls without prompt or without response tokens.
         empty_rows: chains left without a token to train.
+        response_id_clashes: calls with the ``response_id`` of an earlier call of the rollout and
+            other ids. They are calls of their own.
     """
 
     sampled: int = 0
@@ -52,6 +55,7 @@ class Accounting:
     )
     empty_calls: int = 0
     empty_rows: int = 0
+    response_id_clashes: int = 0
 
     def __add__(self, other: Accounting) -> Accounting:
         return Accounting(
@@ -63,6 +67,7 @@ class Accounting:
             {k: n + other.dropped_by_reason[k] for k, n in self.dropped_by_reason.items()},
             self.empty_calls + other.empty_calls,
             self.empty_rows + other.empty_rows,
+            self.response_id_clashes + other.response_id_clashes,
         )
 
 

@@ -211,6 +211,7 @@ class BatchBuilder:
             self._planner.add_call(pending.index, rollout_id, base, keep, call)
         pending.call_rewards.append(own)
         pending.call_credits.append(credit)
+        pending.finish_reasons.append(finish_reason)
         pending.reward = pending.reward if own is None else own
 
     @_one_at_a_time
@@ -286,6 +287,7 @@ class BatchBuilder:
             counts.column("chains"),
             int(counts.column("cut_chains").sum()),
             mismatches if options.level == "trajectory" else None,
+            [reason for each in pending for reason in each.finish_reasons],
         )
         if len(rows) == 0:
             self._clear()

@@ -24,8 +24,8 @@ class Call:
         response_ids: ids it sampled, likewise.
         log_probs: one float per response token, or None.
         reward: the call's own reward (float or bool), or None.
-        response_id: calls of a rollout with the same response_id are one call recorded twice. None
-            or "" where it has none.
+        response_id: calls of a rollout with the same response_id, prompt ids and response ids are
+            one call recorded twice. None or "" where it has none.
         finish_reason: ``"abort"`` marks a response cut off by a weight sync: it is dropped.
         policy_version: version of the weights that sampled it; stays on the call.
         sampling: sampling parameters; stays on the call.

@@ -27,6 +27,7 @@ _COLUMNS = (
     "chains",
     "cut_chains",
     "lost_tokens",
+    "response_id_clashes",
 )
 
 
@@ -49,16 +50,18 @@ class Counts:
 
 
 def _accounting(line: list[int]) -> Accounting:
-    sampled, trained, truncated, duplicate, empty_calls, empty_rows, _, _, _, _, *dropped = line
+    count = dict(zip(_COLUMNS, line, strict=False))
+    dropped = dict(zip(DROP_REASONS, line[len(_COLUMNS) :], strict=True))
     return Accounting(
-        sampled,
-        trained,
-        truncated,
-        sum(dropped),
-        duplicate,
-        dict(zip(DROP_REASONS, dropped, strict=True)),
-        empty_calls,
-        empty_rows,
+        sampled=count["sampled"],
+        trained=count["trained"],
+        truncated=count["truncated"],
+        dropped=sum(dropped.values()),
+        duplicate=count["duplicate"],
+        dropped_by_reason=dropped,
+        empty_calls=count["empty_calls"],
+        empty_rows=count["empty_rows"],
+        response_id_clashes=count["response_id_clashes"],
     )
 
 

@@ -11,6 +11,24 @@ from numpy.typing import NDArray
 from agl_fast.batch.accounting import DROP_REASONS, Accounting, Mismatch, RolloutEntry
 from agl_fast.batch.mismatch import AGENT_LIGHTNING_NAMES
 
+# Of a vLLM server. The others that occur are logged, too; "none" for a call without one.
+FINISH_REASONS = ("stop", "length", "tool_calls", "abort")
+
+
+def finish_reason_shares(reasons: Sequence[str | None]) -> dict[str, float]:
+    """``training/finish_reason/{reason}``: share of the calls that ended so; together 1.
+
+    Args:
+        reasons: one entry a call; none: no shares.
+    """
+    if not reasons:
+        return {}
+    counts = Counter("none" if reason is None else str(reason) for reason in reasons)
+    return {
+        f"training/finish_reason/{reason}": counts[reason] / len(reasons)
+        for reason in dict.fromkeys((*FINISH_REASONS, *counts))
+    }
+
 
 def training_metrics(
     rollouts: Sequence[RolloutEntry],
@@ -19,6 +37,7 @@ def training_metrics(
     n_chains: NDArray[np.int64],
     n_cut_chains: int,
     mismatches: Sequence[Mismatch] | None,
+    finish_reasons: Sequence[str | None],
 ) -> dict[str, float]:
     """``training/*`` numbers; names that Agent-lightning 0.3 logs keep its meaning.
 
@@ -29,6 +48,7 @@ def training_metrics(
         n_chains: chains of every rollout, (rollouts,).
         n_cut_chains: chains longer than their response limit.
         mismatches: None at level transition, which looks for none.
+        finish_reasons: of every call.
     """
     n_rows = sum(entry.n_rows for entry in rollouts)
     n_without_reward = sum(not entry.has_reward for entry in rollouts)
@@ -50,7 +70,9 @@ def training_metrics(
         "training/tokens/duplicate": accounting.duplicate,
         "training/n_empty_calls": accounting.empty_calls,
         "training/n_empty_rows": accounting.empty_rows,
+        "training/response_id_clashes": accounting.response_id_clashes,
     }
+    metrics |= finish_reason_shares(finish_reasons)
     for reason in DROP_REASONS:
         metrics[f"training/tokens/dropped/{reason}"] = accounting.dropped_by_reason[reason]
     if mismatches is not None and len(response_lengths):

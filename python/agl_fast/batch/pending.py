@@ -18,7 +18,7 @@ class Pending:
         reward: None where it has none.
         index: its place in the batch.
         open: further calls may come.
-        call_rewards, call_credits: one entry a call.
+        call_rewards, call_credits, finish_reasons: one entry a call.
     """
 
     rollout_id: str
@@ -29,6 +29,7 @@ class Pending:
     open: bool
     call_rewards: list[float | None] = field(default_factory=list)
     call_credits: list[float] = field(default_factory=list)
+    finish_reasons: list[str | None] = field(default_factory=list)
 
     @classmethod
     def of(cls, rollout: Rollout, calls: Sequence[Call], index: int) -> Pending:
@@ -48,6 +49,7 @@ class Pending:
             open=False,
             call_rewards=rewards,
             call_credits=read_credits(rollout_id, calls),
+            finish_reasons=[call.finish_reason for call in calls],
         )
 
     def entry(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
@@ -58,14 +58,29 @@ def read_turn(rollout_id: str, index: int, call: CallLike) -> Turn:
     )
 
 
-def reason_to_leave_out(call: CallLike, seen_response_ids: set[Any]) -> str | None:
+@dataclass
+class RecordedIds:
+    """Prompt and response ids of a rollout's calls so far, by response_id."""
+
+    by_response_id: dict[Any, list[tuple[list[int], list[int]]]] = field(default_factory=dict)
+
+    def of_same_id(self, call: CallLike) -> list[tuple[list[int], list[int]]]:
+        return self.by_response_id.get(call.response_id, [])
+
+    def add(self, call: CallLike, turn: Turn) -> None:
+        if call.response_id not in (None, ""):
+            ids = (turn.prompt, turn.response)
+            self.by_response_id.setdefault(call.response_id, []).append(ids)
+
+
+def reason_to_leave_out(call: CallLike, turn: Turn, recorded: RecordedIds) -> str | None:
     """The first of the four rules that holds, or None for a call that is laid out."""
-    if call.response_id not in (None, "") and call.response_id in seen_response_ids:
+    if (turn.prompt, turn.response) in recorded.of_same_id(call):
         return "duplicate"
     if call.finish_reason == "abort":
         return "aborted"
     if not call.trainable:
         return "excluded"
-    if len(call.prompt_ids) == 0 or len(call.response_ids) == 0:
+    if not turn.prompt or not turn.response:
         return "empty"
     return None

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from agl_fast.batch.accounting import Accounting, Mismatch, RolloutEntry
-from agl_fast.reference.calls import RolloutLike, Turn, read_turn, reason_to_leave_out
+from agl_fast.reference.calls import (
+    RecordedIds,
+    RolloutLike,
+    Turn,
+    read_turn,
+    reason_to_leave_out,
+)
 from agl_fast.reference.chains import chain_per_call, merge_into_chains
 from agl_fast.reference.rewards import credits_of_calls, final_reward, rewards_of_calls
 from agl_fast.reference.rows import (
@@ -104,13 +110,15 @@ def _chain_rows(
 
 def _turns_to_lay_out(rollout: RolloutLike, accounting: Accounting) -> list[Turn]:
     turns: list[Turn] = []
-    seen_response_ids: set[Any] = set()
+    recorded = RecordedIds()
     for index, call in enumerate(rollout.calls):
         turn = read_turn(rollout.rollout_id, index, call)
         n_sampled = len(turn.response)
         accounting.sampled += n_sampled
-        reason = reason_to_leave_out(call, seen_response_ids)
-        seen_response_ids.add(call.response_id)
+        reason = reason_to_leave_out(call, turn, recorded)
+        if reason != "duplicate" and recorded.of_same_id(call):
+            accounting.response_id_clashes += 1
+        recorded.add(call, turn)
         if reason is None:
             turns.append(turn)
         elif reason == "duplicate":
