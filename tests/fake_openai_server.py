@@ -50,6 +50,8 @@ class Answer:
         without: leave out what vLLM returns: "prompt_token_ids", "token_ids", "logprobs".
         hang_up: close the connection before the first byte, or in the middle of the answer.
         error_event: in a stream, end with vLLM's error event instead of the rest.
+        usage: completion_tokens that it claims; None: as many as there are ids.
+        stop_reason: vLLM's.
     """
 
     text: str = "hello"
@@ -67,6 +69,8 @@ class Answer:
     without: frozenset[str] = frozenset()
     hang_up: Literal["before", "midway"] | None = None
     error_event: bool = False
+    usage: int | None = None
+    stop_reason: int | str | None = None
 
 
 class FakeOpenAIServer:
@@ -77,6 +81,7 @@ class FakeOpenAIServer:
         self.port = port  # 0: the system chooses
         self.requests: list[Request] = []
         self.connections = 0
+        self.sampled = 0  # tokens in what was sent
         self.aborted = 0  # requests whose client went away before the answer was complete
         self.respond: Callable[[Request], Answer] = lambda request: Answer()
         self._script: deque[Answer] = deque()
@@ -174,8 +179,13 @@ class FakeOpenAIServer:
         if answer.hang_up == "midway":
             await reply.write(whole[: len(whole) // 2])
             return _hang_up(http)
+        self._count_sampled(json.loads(whole))
         await reply.write(whole)
         return reply
+
+    def _count_sampled(self, part: dict[str, Any]) -> None:
+        with self._lock:
+            self.sampled += sum(len(each.get("token_ids") or []) for each in part["choices"])
 
     def _whole(self, request: Request, answer: Answer) -> dict[str, Any]:
         parts = list(self._parts(request, answer))
@@ -194,7 +204,7 @@ class FakeOpenAIServer:
         whole = {key: value for key, value in first.items() if key != "choices"}
         whole["object"] = "chat.completion" if chat else "text_completion"
         whole["choices"] = list(choices.values())
-        whole["usage"] = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        whole["usage"] = _usage(answer, parts)
         return whole
 
     async def _stream(
@@ -205,7 +215,12 @@ class FakeOpenAIServer:
         parts = list(self._parts(request, answer))
         if answer.hang_up or answer.error_event:
             parts = parts[: len(parts) // 2]
+        options = request.body.get("stream_options") or {}
+        if options.get("include_usage") and not (answer.hang_up or answer.error_event):
+            first = {key: parts[0][key] for key in ("id", "created", "model", "object")}
+            parts.append({**first, "choices": [], "usage": _usage(answer, parts)})
         for part in parts:
+            self._count_sampled(part)
             await reply.write(b"data: " + json.dumps(part).encode() + b"\n\n")
             await asyncio.sleep(answer.chunk_delay)
         if answer.hang_up:
@@ -248,6 +263,7 @@ class FakeOpenAIServer:
                     piece["logprobs"] = _log_probs(chat, token, log_prob)
                 if last:
                     piece["finish_reason"] = answer.finish_reason
+                    piece["stop_reason"] = answer.stop_reason
                     if answer.tool_calls:
                         piece["delta"]["tool_calls"] = answer.tool_calls
                 yield {**base, "choices": [piece]}
@@ -261,6 +277,12 @@ def prompt_ids_of(prompt: Any) -> list[int]:
         return list(prompt)
     texts = [f"{message['role'][0]}{message.get('content') or ''}\n" for message in prompt]
     return [ord(character) for text in texts for character in text]
+
+
+def _usage(answer: Answer, parts: list[dict[str, Any]]) -> dict[str, int]:
+    n = sum(len(each.get("token_ids") or []) for part in parts for each in part["choices"])
+    n = n if answer.usage is None else answer.usage
+    return {"prompt_tokens": 1, "completion_tokens": n, "total_tokens": n + 1}
 
 
 def _prompts(prompt: Any) -> list[Any]:

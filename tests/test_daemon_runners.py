@@ -261,5 +261,6 @@ def test_answers_that_come_too_late_are_counted():
     assert metrics["training/reward"] == 0.5
     assert metrics["training/proxy/discarded"] == 1
     assert metrics["training/proxy/discarded_tokens"] == len(HELLO)
-    assert following["training/proxy/forgotten"] == 1
+    assert following["training/proxy/late"] == 1
+    assert following["training/proxy/late_tokens"] == len(HELLO)
     assert following["training/n_triplets"] == 1

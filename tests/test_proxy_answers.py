@@ -9,7 +9,9 @@ import pytest
 
 from agl_fast.batch.calls import Call
 from agl_fast.verl.addresses import is_loopback, routable_address, url_host
-from agl_fast.verl.proxy.answers import AnswerCollector, EventReader, NoTokenIdsError, read_answer
+from agl_fast.verl.proxy.answers import AnswerCollector, read_answer
+from agl_fast.verl.proxy.checks import Asked, BadAnswerError
+from agl_fast.verl.proxy.events import EventReader
 from agl_fast.verl.proxy.fleet import Fleet
 from agl_fast.verl.proxy.recorder import RecordedCall, Recorder
 
@@ -25,7 +27,9 @@ EVENTS = [
 def test_events_whatever_the_chunks(size):
     stream, reader = b"".join(EVENTS), EventReader()
     chunks = [stream[start : start + size] for start in range(0, len(stream), size)]
-    assert [data for chunk in chunks for data in reader.feed(chunk)] == [b"one", b"two", b"a\nb"]
+    found = [event for chunk in chunks for event in reader.feed(chunk)]
+    assert [event.data for event in found] == [b"one", None, b"two", b"a\nb"]
+    assert b"".join(event.raw for event in found) + reader.rest == stream
 
 
 def answer_of(**choice):
@@ -34,7 +38,8 @@ def answer_of(**choice):
 
 def test_echoed_prompt_s_log_probs_are_cut_off():
     log_probs = {"token_logprobs": [None, -1.0, -0.25]}
-    _, (choice,) = read_answer(answer_of(index=0, token_ids=[7], logprobs=log_probs))
+    answer = answer_of(index=0, token_ids=[7], logprobs=log_probs)
+    _, (choice,) = read_answer(answer, Asked(echo=True))
     assert choice.log_probs.tolist() == [-0.25]
 
 
@@ -57,12 +62,12 @@ def test_empty_response_is_an_answer():
     ],
 )
 def test_anything_else_is_an_error(body):
-    with pytest.raises(NoTokenIdsError):
+    with pytest.raises(BadAnswerError):
         read_answer(body)
 
 
 def test_parts_of_a_stream_make_the_whole():
-    collector = AnswerCollector()
+    collector = AnswerCollector(Asked(choices=2))
     collector.add(b'{"id": "x", "prompt_token_ids": [1], "choices": [{"index": 0}, {"index": 1}]}')
     for position in range(3):
         for index in (1, 0):
@@ -70,8 +75,8 @@ def test_parts_of_a_stream_make_the_whole():
             piece["logprobs"] = {"content": [{"logprob": -float(position)}]}
             piece["finish_reason"] = "stop" if position == 2 else None
             collector.add(json.dumps({"id": "x", "choices": [piece]}).encode())
-    collector.add(b'{"id": "x", "choices": [], "usage": {"total_tokens": 9}}')
-    assert collector.finished_choices == 2
+    collector.add(b'{"id": "x", "choices": [], "usage": {"completion_tokens": 6}}')
+    assert collector.complete
     first, second = collector.choices()
     assert (first.response_ids.tolist(), second.response_ids.tolist()) == ([0, 1, 2], [10, 11, 12])
     assert first.log_probs.dtype == np.float32
@@ -86,10 +91,10 @@ def test_recorder_forgets():
     recorder = Recorder()
     recorder.add("ro", "at", [recorded("a"), recorded("b")])
     recorder.withdraw("ro", "at", ["a", "never"])
-    assert recorder.counts == {"recorded": 1}
+    assert recorder.counts == {"recorded": 1, "client_gone_tokens": 1}
     recorder.forget_all()
     assert recorder.take("ro", "at") == []
-    counts = {"recorded": 1, "forgotten": 1, "forgotten_tokens": 1}
+    counts = {"recorded": 1, "client_gone_tokens": 1, "forgotten": 1, "forgotten_tokens": 1}
     assert recorder.reset_counts() == counts
     assert recorder.counts == {}
 

@@ -256,7 +256,7 @@ def test_a_store_that_fails_fails_the_call(fake, proxy, caplog):
     assert answer.status_code == 503
     assert "database is gone" in answer.json()["error"]["message"]
     assert proxy.take() == []
-    assert proxy.counts == {"store_errors": 1}
+    assert proxy.counts == {"store_errors": 1, "refused_tokens": 3}
     assert "ro-1" in caplog.text
 
 

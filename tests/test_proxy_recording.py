@@ -350,7 +350,7 @@ def test_one_response_id_is_one_call(fake, proxy):
     proxy.post()
     proxy.post()
     assert len(proxy.take()) == 1
-    assert proxy.counts == {"recorded": 1, "duplicates": 1}
+    assert proxy.counts == {"recorded": 1, "duplicates": 1, "duplicate_tokens": 3}
 
 
 def test_log_probs_that_do_not_fit_are_left_out(fake, proxy):

@@ -38,6 +38,7 @@ from agl_fast.verl.leftovers import (
     unlink_abandoned_segments,
 )
 from agl_fast.verl.log_output import warnings_shown
+from agl_fast.verl.proxy.checks import ModelLimits
 from agl_fast.verl.ray_cluster import Daemons, Placements, check_cpus, ray_cluster
 from agl_fast.verl.trainer import AgentLightningTrainer
 from agl_fast.verl.trainer.datasets import Samples
@@ -160,6 +161,7 @@ def trainer_arguments(config: Any, train_dataset: Any, val_dataset: Any) -> dict
         ),
         "train_dataset": samples,
         "val_dataset": None if val_dataset is None else Samples(val_dataset),
+        "model_limits": model_limits(model, config.actor_rollout_ref.rollout.max_model_len),
         "train_sampler": create_rl_sampler(config.data, samples),
         "ray_worker_group_cls": partial(RayWorkerGroup, worker_env=environment_of_workers()),
     }
@@ -178,6 +180,22 @@ def check_device(config: Any) -> None:
 def environment_of_workers() -> dict[str, str]:
     """What makes verl's workers choose this process's device; on GPUs they find it."""
     return {PLATFORM_VARIABLE: CPU} if get_device_name() == CPU else {}
+
+
+def model_limits(model: Any, max_model_len: int | None) -> ModelLimits:
+    """What the answers of the servers are held against.
+
+    Args:
+        model: verl's HFModelConfig.
+        max_model_len: of the servers; None: the model's own.
+    """
+    text = model.hf_config.get_text_config()
+    end_id = getattr(model.tokenizer, "eos_token_id", None)
+    return ModelLimits(
+        vocabulary_size=getattr(text, "vocab_size", None),
+        context_length=max_model_len or getattr(text, "max_position_embeddings", None),
+        end_ids=frozenset() if end_id is None else frozenset({end_id}),
+    )
 
 
 def worker_classes(config: Any) -> tuple[type[Any], type[Any]]:

@@ -20,7 +20,7 @@ from agl_fast.verl.credit import CreditAssignment
 from agl_fast.verl.daemon.collecting import RunningBatch
 from agl_fast.verl.daemon.concurrency import concurrency
 from agl_fast.verl.daemon.failures import Failures
-from agl_fast.verl.daemon.metrics import run_metrics
+from agl_fast.verl.daemon.metrics import ProxyCounts, run_metrics
 from agl_fast.verl.daemon.outcomes import FailedRollouts, Outcome
 from agl_fast.verl.daemon.rows import TrainingRows
 from agl_fast.verl.daemon.samples import rollout_requests, samples_of
@@ -35,6 +35,7 @@ from agl_fast.verl.daemon.validation import ValidatedRollout, validation_metrics
 from agl_fast.verl.daemon.waiting import Waiting
 from agl_fast.verl.deadlines import Deadlines, default_deadlines
 from agl_fast.verl.loop_thread import LoopThread
+from agl_fast.verl.proxy.checks import ModelLimits
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ class AgentModeDaemon:
         check: called about once a second while rollouts run; what it raises ends the wait.
         deadlines: how long the store and the proxy may take; None: the defaults.
         run_recorder: records every rollout as it ended; ``stop`` closes it.
+        model_limits: facts of the model that the proxy holds the servers' answers against.
 
     Attributes:
         policy_version: the trainer's version of the weights; calls carry it.
@@ -136,6 +138,7 @@ class AgentModeDaemon:
         check: Callable[[], None] | None = None,
         deadlines: Deadlines | None = None,
         run_recorder: RunRecorder | None = None,
+        model_limits: ModelLimits | None = None,
     ) -> None:
         check_arguments(
             mode=mode,
@@ -185,6 +188,9 @@ class AgentModeDaemon:
             enforce=sampling == "enforce",
             max_tokens=max_tokens,
         )
+        if model_limits is not None:
+            self.llm_proxy.model_limits = model_limits
+        self._proxy_counts = ProxyCounts(self.llm_proxy.recorder)
         legacy = (settings.get("host"), port, llm_timeout_seconds)
         self._source = source_of(store, adapter, self.llm_proxy, self._deadlines, legacy)
         self._rows = TrainingRows(
@@ -278,7 +284,7 @@ class AgentModeDaemon:
             self._started_proxy = True
         phase: Literal["train", "val"] = "train" if self.is_train else "val"
         policy = self._policies[phase]
-        self.llm_proxy.recorder.reset_counts()
+        self._proxy_counts.begin(is_train=self.is_train)
         self.llm_proxy.begin(phase, self.policy_version, policy)
         resources_id = await self._source.set_up(
             self.train_information["model"], policy.temperature, self.policy_version
@@ -362,7 +368,7 @@ class AgentModeDaemon:
         metrics = run_metrics(
             finished.outcomes,
             self._rows.counts + Counter(finished.counts),
-            self.llm_proxy.recorder.counts,
+            self._proxy_counts.so_far(),
             time.time() - finished.enqueued_at,
             self.run_recorder.counts if self.run_recorder is not None else {},
         )

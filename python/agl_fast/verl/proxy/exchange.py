@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,13 +14,9 @@ from aiohttp import web
 
 from agl_fast.batch.calls import Call
 from agl_fast.verl.proxy import replies
-from agl_fast.verl.proxy.answers import (
-    AnswerCollector,
-    Choice,
-    EventReader,
-    NoTokenIdsError,
-    read_answer,
-)
+from agl_fast.verl.proxy.answers import AnswerCollector, Choice
+from agl_fast.verl.proxy.checks import BadAnswerError, NoTokenIdsError, sampled_tokens
+from agl_fast.verl.proxy.events import EventReader
 from agl_fast.verl.proxy.recorder import RecordedCall, Recorder
 
 
@@ -40,6 +38,7 @@ class Origin:
 
     Attributes:
         rollout_id, attempt_id: "" where the request names none.
+        is_train: it came in a training phase.
     """
 
     rollout_id: str
@@ -49,6 +48,7 @@ class Origin:
     started_at: float
     policy_version: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    is_train: bool = False
 
 
 class Exchange:
@@ -94,17 +94,22 @@ class Exchange:
         return reply
 
     async def record_whole(
-        self, response: aiohttp.ClientResponse, origin: Origin
+        self, response: aiohttp.ClientResponse, origin: Origin, collector: AnswerCollector
     ) -> web.StreamResponse:
         """Read the answer, record it, hand it over.
 
         Raises:
-            NoTokenIdsError: the answer lacks ids.
+            BadAnswerError: the answer lacks ids, or cannot be a row.
             BrokenAnswerError, AgentGoneError, TimeoutError: nothing is recorded.
         """
         body = await self._whole(response)
-        response_id, choices = read_answer(body)
-        added = await self._add(origin, response_id, choices)
+        try:
+            collector.add(body)
+            added = await self._add(origin, collector)
+        except BaseException as error:
+            n_tokens = max(collector.n_sampled, sampled_tokens(body))
+            self._count_lost(error, n_tokens, origin)
+            raise
         reply = self._reply(response)
         reply.content_length = len(body)
         try:
@@ -116,47 +121,83 @@ class Exchange:
         return reply
 
     async def record_stream(
-        self, response: aiohttp.ClientResponse, origin: Origin, expected_choices: int
+        self, response: aiohttp.ClientResponse, origin: Origin, collector: AnswerCollector
     ) -> web.StreamResponse:
-        """Pass events on as they arrive; record when every choice has its finish reason, before
-        the agent sees the last.
+        """Pass events on as they arrive, the first with the first ids. The last, with which every
+        choice has its finish reason, waits until the stream has ended and the call is recorded.
 
         Raises:
-            As ``record_whole``; the agent may have a part of the answer then.
+            As ``record_whole``; the agent may have a part of the answer then. If the answer cannot
+            be a row, an error event follows that part.
         """
         self._recorder.count("streams")
-        collector, events = AnswerCollector(), EventReader()
         reply = self._reply(response)
         added: list[str] | None = None
-        held = b""
         try:
-            async for chunk in self._chunks(response):
-                for data in events.feed(chunk):
-                    if data != b"[DONE]":
-                        collector.add(data)
-                if added is None and collector.finished_choices >= expected_choices:
-                    choices = collector.choices()
-                    added = await self._add(origin, collector.response_id, choices)
-                held += chunk
-                if not collector.begun:
-                    continue  # half an event
-                if not collector.has_prompt_ids and not collector.failed:
-                    raise NoTokenIdsError("the server's stream begins without prompt_token_ids")
-                await self._write(reply, held)
-                held = b""
+            async for held in self._events(response, collector):
+                if added is None and collector.complete and not collector.failed:
+                    added = await self._add(origin, collector)
+                if held:
+                    await self._write(reply, held)
                 self.has_answer = added is not None
-            if added is None and not collector.failed:
-                raise BrokenAnswerError("the server's stream ended before the answer did")
             await self._finish(reply)
-        except BaseException:
-            if added is not None and not self.has_answer:
+        except BaseException as error:
+            if added is None:
+                self._count_lost(error, collector.n_sampled, origin)
+            elif not self.has_answer:
                 self._recorder.withdraw(origin.rollout_id, origin.attempt_id, added)
+            if isinstance(error, BadAnswerError) and self._begun is not None:
+                with contextlib.suppress(AgentGoneError):
+                    await self._write(reply, replies.error_event("server_error", str(error)))
             raise
         if added is None:  # the agent has the server's own error event
             self._recorder.count("server_errors")
+            self._recorder.count_tokens("incomplete", collector.n_sampled, is_train=origin.is_train)
         return reply
 
-    async def _add(self, origin: Origin, response_id: str, choices: list[Choice]) -> list[str]:
+    async def _events(
+        self, response: aiohttp.ClientResponse, collector: AnswerCollector
+    ) -> AsyncIterator[bytes]:
+        """Bytes of the answer that the agent may have, once ``collector`` has read them.
+
+        The rest comes at once, and last, when the answer is complete.
+        """
+        events = EventReader()
+        held = b""
+        ended = False
+        async for chunk in self._chunks(response):
+            for event in events.feed(chunk):
+                is_usage = False
+                if event.data == b"[DONE]":
+                    ended = True
+                elif event.data is not None and not ended:
+                    is_usage = collector.add(event.data)
+                if not is_usage or collector.asked.wants_usage:
+                    held += event.raw
+            if collector.begun and not collector.has_prompt_ids and not collector.failed:
+                raise NoTokenIdsError("the stream begins without prompt_token_ids")
+            may_pass = collector.has_ids and (ended or not collector.complete)
+            if collector.failed or may_pass:
+                yield held
+                held = b""
+            if ended and not collector.failed and not collector.complete:
+                break
+        if not collector.failed and not collector.complete:
+            raise BrokenAnswerError("the server's stream ended before the answer did")
+        yield held + events.rest
+
+    def _count_lost(self, error: BaseException, n_tokens: int, origin: Origin) -> None:
+        """Count the sampled tokens of an answer that is not recorded."""
+        if isinstance(error, (BadAnswerError, StoreFailedError)):
+            name = "refused"
+        elif isinstance(error, (AgentGoneError, asyncio.CancelledError)):
+            name = "client_gone"
+        else:
+            name = "incomplete"
+        self._recorder.count_tokens(name, n_tokens, is_train=origin.is_train)
+
+    async def _add(self, origin: Origin, collector: AnswerCollector) -> list[str]:
+        choices, response_id = collector.choices(), collector.response_id
         finished_at = time.time()
         if self._next_sequence is None:
             sequence = time.monotonic_ns()
@@ -182,6 +223,8 @@ class Exchange:
                 origin.started_at,
                 finished_at,
                 response_id,
+                is_train=origin.is_train,
+                missing_log_probs=choice.missing_log_probs,
             )
             for choice in choices
         ]

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 from agl_fast.verl.addresses import is_loopback, routable_address, url_host
+from agl_fast.verl.proxy.checks import ModelLimits
 from agl_fast.verl.proxy.fleet import Fleet
 from agl_fast.verl.proxy.recorder import Recorder
 from agl_fast.verl.proxy.sampling import Phase, PhaseName, SamplingPolicy
@@ -105,6 +106,15 @@ class LLMProxy(agentlightning.LLMProxy):
     @property
     def recorder(self) -> Recorder:
         return self._server.recorder
+
+    @property
+    def model_limits(self) -> ModelLimits:
+        """What the answers are held against. The daemon sets it."""
+        return self._server.limits
+
+    @model_limits.setter
+    def model_limits(self, limits: ModelLimits) -> None:
+        self._server.limits = limits
 
     def begin(self, phase: PhaseName, policy_version: int, sampling: SamplingPolicy | None) -> None:
         """What the calls that start from now on belong to; call it before rollouts are enqueued.

@@ -55,6 +55,12 @@ def error(status: int, kind: str, message: str, *, retry: bool = False) -> web.R
     )
 
 
+def error_event(kind: str, message: str) -> bytes:
+    """An error in a stream, in place of the rest of the answer, as vLLM sends one."""
+    body = {"error": {"message": message, "type": kind, "param": None, "code": 502}}
+    return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+
 def headers_for_server(headers: Mapping[str, str], api_key: str | None) -> CIMultiDict[str]:
     passed = CIMultiDict(
         (name, value) for name, value in headers.items() if name.lower() not in _NOT_TO_SERVER

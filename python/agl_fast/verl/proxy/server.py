@@ -7,13 +7,21 @@ import hmac
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import aiohttp
 from aiohttp import web
 
 from agl_fast.verl.proxy import replies
-from agl_fast.verl.proxy.answers import NoTokenIdsError
+from agl_fast.verl.proxy.answers import AnswerCollector
+from agl_fast.verl.proxy.checks import (
+    Asked,
+    BadAnswerError,
+    ModelLimits,
+    NoTokenIdsError,
+    usage_options,
+)
 from agl_fast.verl.proxy.connections import Connections, UnreachableError
 from agl_fast.verl.proxy.exchange import (
     AgentGoneError,
@@ -37,8 +45,8 @@ NextSequence: TypeAlias = Callable[[str, str], Awaitable[int]]
 _RECORDED: dict[str, Endpoint] = {"/chat/completions": CHAT, "/completions": COMPLETIONS}
 _NOT_SUPPORTED = {"/messages", "/responses"}
 _NO_IDS = (
-    "{reason}. The server was asked with return_token_ids, which vLLM knows since 0.10.2: without "
-    "ids there is nothing to train on"
+    "the server's answer: {reason}. The server was asked with return_token_ids, which vLLM knows "
+    "since 0.10.2: without ids there is nothing to train on"
 )
 _UNKNOWN_ROLLOUT = (
     "rollout {rollout_id!r} is not in the batch that runs now: it has ended, or belongs to "
@@ -60,8 +68,8 @@ class UnknownRolloutError(LookupError):
 class ProxyServer:
     """Serves the agents.
 
-    ``fleet``, ``phase``, ``next_sequence``, ``rollouts`` and ``unknown_models`` may be replaced
-    from any thread at any time; a request uses those that it found when it came.
+    ``fleet``, ``phase``, ``limits``, ``next_sequence``, ``rollouts`` and ``unknown_models`` may be
+    replaced from any thread at any time; a request uses those that it found when it came.
 
     Args:
         ids_for_everybody: requests that name no rollout go out as those that do: the run's
@@ -82,6 +90,8 @@ class ProxyServer:
         self.next_sequence: NextSequence | None = None
         self.rollouts: frozenset[str] | None = None
         self.unknown_models: Counter[str] = Counter()
+        self.limits = ModelLimits()
+        self._refused: set[str] = set()  # causes
         self._api_key = api_key
         self._timeout_seconds = timeout_seconds
         self._ids_for_everybody = ids_for_everybody
@@ -150,6 +160,8 @@ class ProxyServer:
             return self._fail(
                 exchange, "without_token_ids", 502, "server_error", message, retry=retry
             )
+        except BadAnswerError as error:
+            return self._refuse(exchange, error)
         except StoreFailedError as error:
             logger.error("A call of rollout %s is lost: %s", rollout_id, error)
             return self._fail(exchange, "store_errors", 503, "server_error", str(error), retry=True)
@@ -227,8 +239,10 @@ class ProxyServer:
     async def _record(
         self, request: web.Request, exchange: Exchange, path: Endpoint, origin: Origin
     ) -> web.StreamResponse:
-        phase, fleet = self.phase, self.fleet
+        phase, fleet, limits = self.phase, self.fleet, self.limits
         origin.policy_version = phase.policy_version
+        # A proxy without a daemon knows no version: all of its calls count.
+        origin.is_train = phase.name == "train" or phase.policy_version is None
         body = read_body(await request.read())
         rollout_id = origin.rollout_id or None
         server = fleet.server_for(rollout_id)
@@ -236,6 +250,8 @@ class ProxyServer:
         if asked in (None, fleet.model_name):
             body["model"] = server.model
         outgoing = recordable(body, path, phase, trainable=origin.trainable)
+        if rollout_id is not None and outgoing.recorded:
+            outgoing = replace(outgoing, body={**outgoing.body, **usage_options(body)})
         self._notices.count(outgoing)
         if not outgoing.recorded:
             self.recorder.count("unrecorded")
@@ -251,9 +267,10 @@ class ProxyServer:
                     return self._unknown_model(asked, fleet, server)
                 if response.status != 200 or rollout_id is None or not outgoing.recorded:
                     return await exchange.forward(response)
+                collector = AnswerCollector(_asked(body, outgoing, origin, path), limits)
                 if response.content_type == "text/event-stream":
-                    return await exchange.record_stream(response, origin, outgoing.choices)
-                return await exchange.record_whole(response, origin)
+                    return await exchange.record_stream(response, origin, collector)
+                return await exchange.record_whole(response, origin, collector)
 
     def _unknown_model(self, asked: object, fleet: Fleet, server: Server) -> web.Response:
         """In place of a server's 404, which does not say what to ask for."""
@@ -265,6 +282,16 @@ class ProxyServer:
             message = _UNKNOWN_MODEL.format(asked=asked, ours=fleet.model_name)
         self.unknown_models[message] += 1
         return replies.error(404, "not_found_error", message)
+
+    def _refuse(self, exchange: Exchange, error: BadAnswerError) -> web.StreamResponse:
+        """Another try may bring an answer that is whole."""
+        name = f"refused_answers.{error.cause}"
+        self.recorder.count(name)
+        message = f"the server's answer cannot be trained on: {error}"
+        if name not in self._refused:
+            self._refused.add(name)
+            logger.error("%s. Further ones are only counted (training/proxy/%s).", message, name)
+        return self._fail(exchange, "refused_answers", 502, "server_error", message, retry=True)
 
     async def _without_cap(
         self,
@@ -304,3 +331,11 @@ class ProxyServer:
         except UnreachableError:
             self.fleet.failed(server, rollout_id)
             raise
+
+
+def _asked(body: dict[str, Any], outgoing: Outgoing, origin: Origin, path: Endpoint) -> Asked:
+    """What was asked of the answer, once it is known whether the run's limit was lifted."""
+    sent = dict(outgoing.body)
+    if outgoing.capped:
+        sent["max_tokens"] = origin.sampling.get("max_tokens")
+    return Asked.of(body, sent, is_chat=path == CHAT, choices=outgoing.choices)

@@ -23,6 +23,7 @@ from agl_fast.verl.config_servers import served_model_name
 from agl_fast.verl.credit import credit_assignment
 from agl_fast.verl.daemon import AgentModeDaemon, ValidatedRollout, validation_metrics
 from agl_fast.verl.deadlines import Deadlines
+from agl_fast.verl.proxy.checks import ModelLimits
 from agl_fast.verl.trainer.checkpoints import last_whole_checkpoint
 from agl_fast.verl.trainer.closing import closing_lines, note_worst_audit
 from agl_fast.verl.trainer.datasets import columns_of, repeated
@@ -68,6 +69,7 @@ class AgentLightningTrainer(RayPPOTrainer):
         *,
         train_dataset: Any,
         val_dataset: Any = None,
+        model_limits: ModelLimits | None = None,
         **arguments: Any,
     ) -> None:
         arguments.setdefault("collate_fn", columns_of)
@@ -75,6 +77,7 @@ class AgentLightningTrainer(RayPPOTrainer):
         self.llm_proxy = llm_proxy
         self.adapter = adapter
         self.daemon_cls = daemon_cls
+        self.model_limits = model_limits
         self.validates = val_dataset is not None
         super().__init__(
             train_dataset=train_dataset,
@@ -373,6 +376,7 @@ class AgentLightningTrainer(RayPPOTrainer):
             "check": self.check_while_sampling,
             "deadlines": self.deadlines(),
             "run_recorder": run_recorder(self.config, pad_token_id),
+            "model_limits": self.model_limits,
         }
         taken = _those_taken(self.daemon_cls, further)
         if "credit" not in taken and (ours.rollout_hook is not None or ours.credit != "identical"):

@@ -1,0 +1,57 @@
+"""Server-sent events out of bytes as they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of a stream.
+
+    Attributes:
+        raw: its bytes as they came, with the empty line that ends it.
+        data: of its ``data`` lines; None where it has none (a comment, a ping).
+    """
+
+    raw: bytes
+    data: bytes | None
+
+
+class EventReader:
+    """Splits a stream into its events, however its bytes are cut into chunks.
+
+    Lines end with LF, CRLF or CR, as the HTML standard has it.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""  # a line that has not ended
+        self._raw: list[bytes] = []  # lines of an event that has not ended
+        self._data: list[bytes] = []
+        self._begun = False
+
+    def feed(self, chunk: bytes) -> Iterator[Event]:
+        """The events that the chunk completes."""
+        lines = (self._rest + chunk).splitlines(keepends=True)
+        # A CR at the end of a chunk may be half of a line's end.
+        self._rest = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
+        for line in lines:
+            self._raw.append(line)
+            text = line.rstrip(b"\r\n")
+            if not self._begun:
+                self._begun = True
+                text = text.removeprefix(_BOM)
+            if text.startswith(b"data:"):
+                self._data.append(text[5:].removeprefix(b" "))
+            elif not text:
+                data = b"\n".join(self._data) if self._data else None
+                yield Event(b"".join(self._raw), data)
+                self._raw, self._data = [], []
+
+    @property
+    def rest(self) -> bytes:
+        """What is left of a stream that ended within an event."""
+        return b"".join(self._raw) + self._rest
