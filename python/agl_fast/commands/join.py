@@ -61,10 +61,10 @@ def _run(script: Path, arguments: Sequence[str], watch: _StoreWatch) -> int:
     # `kill` ends a process alone, and the runners that Agent-lightning has started would go on
     # asking for rollouts for ever; on Ctrl-C it ends them.
     signal.signal(signal.SIGTERM, _interrupt)
-    watch.start()
     sys.argv = [str(script), *arguments]
     sys.path[0] = str(script.parent)
     try:
+        watch.start()
         runpy.run_path(str(script), run_name="__main__")
     except KeyboardInterrupt:
         if not watch.has_ended:
