@@ -214,6 +214,17 @@ def the_import_that_changes(code: str) -> None:
     assert run(after)["VERL"] is agl_fast.VERL
 
 
+@checks("performance", 0)
+def many_rollouts_a_runner(code: str) -> None:
+    made: list[dict[str, Any]] = []
+    fake = types.SimpleNamespace(Trainer=lambda **settings: made.append(settings))
+    run(code, agl=fake, agl_fast=agl_fast, VERL=lambda config: config, config="settings")
+    (settings,) = made
+    runner = settings["runner"]
+    assert (settings["algorithm"], settings["n_runners"]) == ("settings", 8)
+    assert settings["n_runners"] * runner.rollouts_in_flight == 256
+
+
 @checks("quickstart", 0)
 def agent_of_the_quickstart(code: str) -> None:
     is_in(code, "python/agl_fast/quickstart/agent.py")
