@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,10 +38,11 @@ MINIMAL: dict[str, Any] = {
 
 
 def composed(*, device: str = "cuda", **changes: Any) -> tuple[Any, str]:
-    """The configuration, and the notice about its micro-batches."""
+    """The configuration, and the notices about its micro-batches."""
     made = compose(changed(MINIMAL, changes), device=device)
-    said = [line for line in made.lines if "no size of a micro-batch is set" in line]
-    assert len(said) <= 1
+    about = ("no size of a micro-batch is set", "as a row may have")
+    said = [line for line in made.lines if any(words in line for words in about)]
+    assert len(said) <= len(about)
     return made.config, "".join(said)
 
 
@@ -124,3 +127,86 @@ def test_a_critic_has_the_same() -> None:
     config, _ = composed(algorithm__adv_estimator="gae", critic__ppo_micro_batch_size_per_gpu=2)
     assert switches(config) == [True, True, True]
     assert config.critic.use_dynamic_bsz is False
+
+
+LONG = {"level": "trajectory", "trajectory_max_prompt_length": 4096}
+LONG["trajectory_max_response_length"] = 34_384
+
+
+@pytest.mark.parametrize("written_out", [{}, {"actor_rollout_ref__actor__use_dynamic_bsz": True}])
+def test_limits_that_the_user_has_not_set_are_raised(written_out: dict[str, Any]) -> None:
+    grpo = {"algorithm__adv_estimator": "grpo"}
+    config, said = composed(agentlightning__trace_aggregator=dict(LONG), **grpo, **written_out)
+    for key in (LIMIT, f"{ROLLOUT}.log_prob_max_token_len_per_gpu"):
+        assert OmegaConf.select(config, key) == 4096 + 34_384
+    assert f"{LIMIT}=38480, as a row may have 38480 tokens" in said
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        (LIMIT, {"actor_rollout_ref__actor__use_dynamic_bsz": True}),
+        (LIMIT, {}),
+        (f"{ROLLOUT}.log_prob_max_token_len_per_gpu", {}),
+        (
+            f"{REFERENCE}.log_prob_max_token_len_per_gpu",
+            {"actor_rollout_ref__actor__use_kl_loss": True},
+        ),
+        ("critic.ppo_max_token_len_per_gpu", {"algorithm__adv_estimator": "gae"}),
+        ("critic.forward_max_token_len_per_gpu", {"algorithm__adv_estimator": "gae"}),
+    ],
+)
+def test_limits_of_the_user_that_hold_no_row_are_refused(key: str, changes: dict[str, Any]) -> None:
+    set_to = {key.replace(".", "__"): 16_000, "agentlightning__trace_aggregator": dict(LONG)}
+    named = key.replace("forward_max", "ppo_infer_max")
+    message = (
+        rf"{named}=16000: expected at least .*trajectory_max_response_length = 38480, as a row"
+    )
+    with pytest.raises(ValueError, match=message):
+        composed(**changes, **set_to)
+
+
+def test_a_limit_of_a_part_that_does_not_run_may_be_small() -> None:
+    small = {f"{REFERENCE}.log_prob_max_token_len_per_gpu".replace(".", "__"): 10}
+    small["critic__ppo_max_token_len_per_gpu"] = 10
+    config, _ = composed(algorithm__adv_estimator="grpo", **small)
+    assert OmegaConf.select(config, f"{REFERENCE}.log_prob_max_token_len_per_gpu") == 10
+
+
+def test_gpus_that_share_a_row_hold_a_part_of_it_each() -> None:
+    shared = {"actor_rollout_ref__actor__ulysses_sequence_parallel_size": 4}
+    shared["trainer__n_gpus_per_node"] = 4
+    limit = {LIMIT.replace(".", "__"): 38_480 // 4}
+    config, _ = composed(agentlightning__trace_aggregator=dict(LONG), **shared, **limit)
+    assert OmegaConf.select(config, LIMIT) == 9620
+    limit = {LIMIT.replace(".", "__"): 9619}
+    with pytest.raises(ValueError, match=r"=9619: expected .*shared by ulysses_seq.*=4 GPUs"):
+        composed(agentlightning__trace_aggregator=dict(LONG), **shared, **limit)
+
+
+def test_the_servers_context_bounds_a_row() -> None:
+    rollout = {"n": 2, "max_model_len": 8192}
+    config, _ = composed(
+        agentlightning__trace_aggregator=dict(LONG), actor_rollout_ref__rollout=rollout
+    )
+    assert OmegaConf.select(config, LIMIT) == 16_384
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "tokens"), [(512, 16_384), (151_936, 3533), (262_144, 2048)]
+)
+def test_logits_of_a_micro_batch_fit_beside_a_model(
+    tmp_path: Path, vocabulary: int, tokens: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": vocabulary}))
+    config, said = composed(actor_rollout_ref__model__path=str(tmp_path))
+    assert OmegaConf.select(config, LIMIT) == tokens
+    assert (f"and a token {vocabulary} logits" in said) == (tokens != 16_384)
+    kept = {LIMIT.replace(".", "__"): 16_384}
+    settings = changed(MINIMAL, {"actor_rollout_ref__model__path": str(tmp_path), **kept})
+    made = compose(settings, device="cuda")
+    assert OmegaConf.select(made.config, LIMIT) == 16_384
+    large = [line for line in made.lines if "the logits of a micro-batch" in line]
+    assert bool(large) == (vocabulary > 512)
+    if vocabulary == 262_144:
+        assert "up to 48 GiB" in large[0]

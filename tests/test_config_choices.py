@@ -118,10 +118,57 @@ def test_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_servers_see_no_further_than_the_model(tmp_path: Path, nested: bool) -> None:
-    positions = {"max_position_embeddings": 512}
+    positions = {"max_position_embeddings": 768}
     model = {"text_config": positions} if nested else positions
     (tmp_path / "config.json").write_text(json.dumps(model))
-    assert said_of(tmp_path, max_model_len=512) == []
+    assert said_of(tmp_path, max_model_len=768) == []
     assert said_of(tmp_path) == []
-    with pytest.raises(ValueError, match=rf"{ROLLOUT}\.max_model_len=513: expected at most 512, "):
-        said_of(tmp_path, max_model_len=513)
+    with pytest.raises(ValueError, match=rf"{ROLLOUT}\.max_model_len=769: expected at most 768, "):
+        said_of(tmp_path, max_model_len=769)
+    positions["max_position_embeddings"] = 767
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    with pytest.raises(ValueError, match=r"max_position_embeddings of .*=767: expected at least"):
+        said_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("level", "context", "needed"),
+    [
+        ("transition", 767, "data.max_prompt_length + data.max_response_length = 768"),
+        ("trajectory", 300, "trace_aggregator.trajectory_max_prompt_length + 1 = 301"),
+        ("tree", 256, "data.max_response_length + 1 = 257"),
+    ],
+)
+def test_servers_hold_what_the_limits_allow(level: str, context: int, needed: str) -> None:
+    settings = settings_with(f"{ROLLOUT}.max_model_len", context)
+    rows = {"level": level, "trajectory_max_prompt_length": 300}
+    settings["agentlightning"] = {"trace_aggregator": rows}
+    with pytest.raises(ValueError, match=rf"{ROLLOUT}\.max_model_len={context}: exp") as caught:
+        compose(settings, device="cuda")
+    assert f"{needed}, or smaller limits" in str(caught.value)
+    settings["actor_rollout_ref"]["rollout"]["max_model_len"] += 1
+    compose(settings, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        (f"{ROLLOUT}.max_num_batched_tokens", 100, "at least .*max_num_seqs=256"),
+        (f"{ROLLOUT}.gpu_memory_utilization", 1.5, "a number above 0, at most 1"),
+        (f"{ROLLOUT}.max_num_seqs", 0, "at least 1"),
+        (f"{ACTOR}.optim.lr", -1e-6, "a finite number, at least 0"),
+        (f"{ACTOR}.ppo_epochs", 0, "at least 1"),
+        ("trainer.total_epochs", 0, "at least 1"),
+    ],
+)
+def test_a_value_out_of_range_is_named(key: str, value: object, expected: str) -> None:
+    with pytest.raises(ValueError, match=rf"{key}={value}: expected {expected}"):
+        compose(settings_with(key, value), device="cuda")
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_p", 0.8), ("top_k", 20)])
+def test_sampling_from_fewer_tokens_is_said_once(name: str, value: float) -> None:
+    lines = compose(settings_with(f"{ROLLOUT}.{name}", value), device="cuda").lines
+    assert len([line for line in lines if line.startswith(f"{ROLLOUT}.{name}={value}: ")]) == 1
+    lines = compose(documented(), device="cuda").lines
+    assert not [line for line in lines if "samples from fewer tokens" in line]

@@ -16,11 +16,12 @@ from omegaconf.errors import OmegaConfBaseException
 from verl.utils.config import validate_config
 
 from agl_fast.verl.config_attention import choose_attention
-from agl_fast.verl.config_batches import check_batches, fill_in_batches
+from agl_fast.verl.config_batches import check_batches, fill_in_batches, fit_micro_batches
 from agl_fast.verl.config_checks import check_combinations
 from agl_fast.verl.config_choices import check_choices
 from agl_fast.verl.config_effects import check_effects, move_values
 from agl_fast.verl.config_input import plain_settings
+from agl_fast.verl.config_lora import merge_adapters, uses_lora
 from agl_fast.verl.config_servers import tell_servers
 from agl_fast.verl.config_types import check_types
 from agl_fast.verl.cpu_defaults import fill_in, fit_bucket
@@ -126,11 +127,14 @@ def _filled_in(flat: Mapping[str, Any], device: str) -> tuple[DictConfig, list[s
     lines = [USE_V1_LINE]
     if config.critic.enable is None:
         config.critic.enable = config.algorithm.adv_estimator == "gae"
+    if uses_lora(config):
+        lines += merge_adapters(config, flat.keys())
     if config.critic.enable and "critic.model.path" not in flat:
         config.critic.model.path = "${actor_rollout_ref.model.path}"
         lines.append("critic.model.path is not set: the critic starts from the actor's model")
     lines += fill_in_batches(config, flat.keys())
     lines += choose_attention(config, flat.keys(), device)
+    lines += fit_micro_batches(config, flat.keys())
     if device == "cpu":
         lines += fill_in(config, flat.keys(), _unused_parts(config))
         lines += fit_bucket(config, flat.keys())

@@ -17,11 +17,20 @@ AT_LEAST_ONE = (
     "data.train_batch_size",
     "data.max_prompt_length",
     "data.max_response_length",
+    "actor_rollout_ref.actor.ppo_epochs",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
     "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+    "actor_rollout_ref.rollout.max_model_len",
+    "actor_rollout_ref.rollout.max_num_batched_tokens",
+    "actor_rollout_ref.rollout.max_num_seqs",
     "actor_rollout_ref.rollout.n",
     "actor_rollout_ref.rollout.tensor_model_parallel_size",
     "actor_rollout_ref.rollout.val_kwargs.n",
+    "data.val_batch_size",
     "trainer.nnodes",
+    "trainer.total_epochs",
     "trainer.n_gpus_per_node",
     "agentlightning.max_ppo_update_times",
     "agentlightning.trace_aggregator.trajectory_max_prompt_length",
@@ -36,7 +45,18 @@ ABOVE_ZERO = (
     "agentlightning.runner_silent_seconds",
     "actor_rollout_ref.rollout.temperature",  # the actor divides logits by it
 )
-AT_LEAST_ZERO = ("agentlightning.max_empty_steps",)
+SHARES = ("actor_rollout_ref.rollout.gpu_memory_utilization",)
+AT_LEAST_ZERO = (
+    "agentlightning.max_empty_steps",
+    "actor_rollout_ref.actor.clip_ratio",
+    "actor_rollout_ref.actor.clip_ratio_high",
+    "actor_rollout_ref.actor.clip_ratio_low",
+    "actor_rollout_ref.actor.optim.lr",
+    "actor_rollout_ref.actor.optim.weight_decay",
+    "algorithm.kl_ctrl.kl_coef",
+    "critic.optim.lr",
+)
+MAX_MODEL_LEN = "actor_rollout_ref.rollout.max_model_len"
 PORTS = ("agentlightning.port", "agentlightning.store_port", "agentlightning.proxy.port")
 # With these, a rollout is better or worse than others of its sample.
 GROUP_ESTIMATORS = (
@@ -65,8 +85,8 @@ def check_combinations(config: DictConfig) -> list[str]:
         if value is not None and value < 1:
             raise _unexpected(config, key, "at least 1")
     for key in AT_LEAST_ZERO:
-        if _get(config, key) < 0:
-            raise _unexpected(config, key, "at least 0")
+        if not 0 <= _get(config, key) < math.inf:
+            raise _unexpected(config, key, "a finite number, at least 0")
     for key in ABOVE_ZERO:
         value = _get(config, key)
         if value is not None and not 0 < value < math.inf:
@@ -77,7 +97,12 @@ def check_combinations(config: DictConfig) -> list[str]:
             raise _unexpected(config, key, "a port from 0 to 65535")
     if not math.isfinite(_get(config, "agentlightning.reward_fillna_value")):
         raise _unexpected(config, "agentlightning.reward_fillna_value", "a finite number")
+    for key in SHARES:
+        value = _get(config, key)
+        if not 0 < value <= 1:
+            raise _unexpected(config, key, "a number above 0, at most 1")
     _check_batch(config)
+    check_context(config, config.actor_rollout_ref.rollout.max_model_len, MAX_MODEL_LEN)
     _check_credit(config)
     _check_trees(config)
     _check_servers(config)
@@ -89,6 +114,40 @@ def _check_batch(config: DictConfig) -> None:
     if _get(config, key) > config.data.train_batch_size:
         raise _unexpected(
             config, key, f"at most data.train_batch_size={config.data.train_batch_size}"
+        )
+
+
+def check_context(config: DictConfig, context: int | None, named: str) -> None:
+    """Raise ValueError where the servers' context holds less than the limits of calls and rows.
+
+    Args:
+        context: tokens of a prompt and its answer; None: unknown.
+        named: the key, or what else says so.
+    """
+    if context is None:
+        return
+    data, rows = config.data, config.agentlightning.trace_aggregator
+    ours = "agentlightning.trace_aggregator"
+    needed, keys = {
+        "transition": (
+            data.max_prompt_length + data.max_response_length,
+            "data.max_prompt_length + data.max_response_length",
+        ),
+        "trajectory": (
+            rows.trajectory_max_prompt_length + 1,
+            f"{ours}.trajectory_max_prompt_length + 1",
+        ),
+        "tree": (data.max_response_length + 1, "data.max_response_length + 1"),
+    }[rows.level]
+    if context < needed:
+        raise ValueError(
+            f"{named}={context}: expected at least {keys} = {needed}, or smaller limits, as vLLM "
+            "refuses every call that does not fit"
+        )
+    if context <= data.max_response_length:
+        raise ValueError(
+            f"{named}={context}: expected more than data.max_response_length="
+            f"{data.max_response_length}, as an answer of that length leaves no room for a prompt"
         )
 
 
@@ -117,14 +176,6 @@ def _check_trees(config: DictConfig) -> None:
             "algorithm.enable_rollout_level_advantage",
             "true at level 'tree', as the tokens of a row are not one sequence",
         )
-    for key, (is_dynamic, is_used) in _token_limits(config).items():
-        if is_dynamic and is_used and _get(config, key) < aggregator.tree_max_tokens:
-            raise _unexpected(
-                config,
-                key,
-                "at least agentlightning.trace_aggregator.tree_max_tokens="
-                f"{aggregator.tree_max_tokens}, as a tree stands in one micro-batch",
-            )
 
 
 def _calls_too_long_for_trees(config: DictConfig) -> Iterator[str]:
@@ -138,26 +189,14 @@ def _calls_too_long_for_trees(config: DictConfig) -> Iterator[str]:
         )
 
 
-def _token_limits(config: DictConfig) -> dict[str, tuple[bool, bool]]:
-    """Keys that say how long micro-batches are: whether that counts tokens, and whether it runs."""
-    parts = config.actor_rollout_ref
-    needs_reference = config.algorithm.use_kl_in_reward or parts.actor.use_kl_loss
-    return {
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": (parts.actor.use_dynamic_bsz, True),
-        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": (
-            parts.rollout.log_prob_use_dynamic_bsz,
-            True,
-        ),
-        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": (
-            parts.ref.log_prob_use_dynamic_bsz,
-            needs_reference,
-        ),
-        "critic.ppo_max_token_len_per_gpu": (True, config.critic.enable),
-        "critic.ppo_infer_max_token_len_per_gpu": (True, config.critic.enable),
-    }
-
-
 def _check_servers(config: DictConfig) -> None:
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.max_num_batched_tokens < rollout.max_num_seqs:
+        raise _unexpected(
+            config,
+            "actor_rollout_ref.rollout.max_num_batched_tokens",
+            f"at least actor_rollout_ref.rollout.max_num_seqs={rollout.max_num_seqs}, as vLLM asks",
+        )
     gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
     key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
     if gpus % _get(config, key):
@@ -173,6 +212,15 @@ def _check_servers(config: DictConfig) -> None:
 
 
 def _without_effect(config: DictConfig) -> Iterator[str]:
+    rollout = config.actor_rollout_ref.rollout
+    for name, neutral in (("top_p", 1), ("top_k", -1)):
+        value = rollout[name]
+        if value not in (neutral, 0 if name == "top_k" else 1):
+            yield (
+                f"actor_rollout_ref.rollout.{name}={value}: training samples from fewer tokens "
+                "than the actor's log-probs count, so servers and actor differ at every token; "
+                f"{name}={neutral} samples what is trained"
+            )
     correction = config.algorithm.get("rollout_correction") or {}
     if correction.get("bypass_mode") and correction.get("rollout_is") is not None:
         yield (

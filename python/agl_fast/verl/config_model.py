@@ -8,6 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from agl_fast.verl.config_checks import check_context
+
 NOT_SET = (
     "actor_rollout_ref.model.path is not set: expected the model to train, a folder or the name "
     "of one on the Hugging Face hub"
@@ -59,8 +61,12 @@ def _check_length(config: DictConfig, model: dict[str, Any]) -> None:
         return
     wanted = parts.rollout.max_model_len
     longest = model.get(POSITIONS, (model.get("text_config") or {}).get(POSITIONS))
-    if wanted is not None and longest is not None and wanted > longest:
+    if longest is None:
+        return
+    if wanted is not None and wanted > longest:
         raise ValueError(
             f"actor_rollout_ref.rollout.max_model_len={wanted}: expected at most {longest}, the "
             f"{POSITIONS} of {parts.model.path}"
         )
+    if wanted is None:  # vLLM takes the model's
+        check_context(config, longest, f"{POSITIONS} of {parts.model.path}")
