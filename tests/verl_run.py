@@ -5,7 +5,8 @@ against agl_fast.reference, and written to FOLDER/batches.jsonl as its rollouts 
 `--steps` is where training ends; a checkpoint in FOLDER is resumed. `--kill-server` kills the vLLM
 engine while that step samples, `--interrupt` does what Ctrl-C does.
 
-Configurations: `trajectory`, `tree`, `documented`, the example of Agent-lightning's
+Configurations: `trajectory`, `tree`, both with two ranks and two servers, `packed` (level
+trajectory through the engine for trees), `documented`, the example of Agent-lightning's
 documentation with other sizes, another model and other loggers, `bfloat16` on both sides, and
 `deaf`, likewise with servers that get no update.
 """
@@ -189,11 +190,25 @@ def deaf(folder: Path, steps: int) -> dict[str, Any]:
     return changed(bfloat16(folder, steps), {extension: "deaf_servers.DeafExtension"})
 
 
+TWO_RANKS = {"trainer__n_gpus_per_node": 2}
+PACKED = {"actor_rollout_ref__model__override_config__attn_implementation": "agl_fast_tree"}
 RUNS = {
     "trajectory": (trajectory, verl_agents.count),
     "bfloat16": (bfloat16, verl_agents.count),
     "deaf": (deaf, verl_agents.count),
     "tree": (tree, verl_agents.count),
+    "two-ranks": (
+        lambda folder, steps: changed(trajectory(folder, steps), TWO_RANKS),
+        verl_agents.count,
+    ),
+    "two-ranks-tree": (
+        lambda folder, steps: changed(tree(folder, steps), TWO_RANKS),
+        verl_agents.count,
+    ),
+    "packed": (
+        lambda folder, steps: changed(trajectory(folder, steps), PACKED),
+        verl_agents.count,
+    ),
     "documented": (
         lambda folder, steps: documented(**sizes(folder, steps)),
         verl_agents.Counter(),
