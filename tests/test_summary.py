@@ -54,6 +54,28 @@ def test_classes_reasons_and_broken_prefixes() -> None:
     assert not summary.is_noteworthy
 
 
+def test_answers_that_a_limit_cut_off_are_told() -> None:
+    """Every answer of two steps, of which one trains nothing, ends with its max_tokens."""
+    summary = TokenSummary("trajectory")
+    calls = [agl_fast.Call([1], [n], finish_reason="length") for n in (2, 3, 4)]
+    summary.add(metrics_of(agl_fast.Rollout("r", "g", calls, 1.0)))
+    summary.add({"training/n_recorded_calls": 1, "training/finish_reason/length": 1.0})
+    assert "100.0% of the answers were cut off by max_tokens" in str(summary)
+    stops = [agl_fast.Call([1], [n], finish_reason="stop") for n in range(400)]
+    summary.add(metrics_of(agl_fast.Rollout("r", "g", stops, 1.0)))
+    assert "max_tokens" not in str(summary)
+
+
+def test_tokens_that_the_proxy_lost_are_told() -> None:
+    summary = TokenSummary("trajectory")
+    metrics = metrics_of(rollout("a", ([1], [2, 3])))
+    summary.add({**metrics, "training/proxy/refused_tokens": 5, "training/proxy/late_tokens": 1})
+    assert (
+        "Beyond these, servers sampled 6 tokens for no row: 5 in answers that the proxy refused, "
+        "1 after the end of the rollout."
+    ) in str(summary)
+
+
 def test_limits_that_took_tokens_are_told_with_those_that_fit() -> None:
     summary = TokenSummary("trajectory", {"max_response_length": "R"})
     summary.add(metrics_of(rollout("a", ([1], [2] * 30))) | {f"{FITTING}max_response_length": 30})

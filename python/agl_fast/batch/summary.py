@@ -34,6 +34,19 @@ _KINDS = {
 _BROKEN = ("shortened", "retokenised", "generation_prompt", "history_rewritten")
 
 
+# training/proxy/{name}_tokens: sampled, and in no rollout (docs/rows.md).
+_LOST = {
+    "refused": "in answers that the proxy refused",
+    "client_gone": "for agents that left",
+    "incomplete": "in answers that broke off",
+    "duplicate": "recorded twice",
+    "discarded": "by attempts that were given up",
+    "late": "after the end of the rollout",
+    "forgotten": "for rollouts that never ended",
+}
+_FINISH_REASON = "training/finish_reason/"
+
+
 class TokenSummary:
     """Adds up the ``training/*`` metrics of a run's steps.
 
@@ -57,13 +70,17 @@ class TokenSummary:
         self._limit_names = dict(limit_names or {})
         self._sums: Counter[str] = Counter()
         self._fitting: dict[str, int] = {}
+        self._finished: Counter[str] = Counter()  # calls by finish reason
 
     def add(self, metrics: Mapping[str, float]) -> None:
         """The metrics of a step."""
+        n_calls = metrics.get("training/n_recorded_calls", metrics.get("training/n_calls", 0))
         for name, value in metrics.items():
             if name.startswith(FITTING):
                 limit = name.removeprefix(FITTING)
                 self._fitting[limit] = max(int(value), self._fitting.get(limit, 0))
+            elif name.startswith(_FINISH_REASON):
+                self._finished[name.removeprefix(_FINISH_REASON)] += round(value * n_calls)
             elif name.startswith("training/"):
                 self._sums[name.removeprefix("training/")] += value  # type: ignore[assignment]
         self._sums["steps"] += 1
@@ -120,8 +137,22 @@ class TokenSummary:
                 reason = name.removeprefix("skipped_tokens/").replace("_", " ")
                 shares.append(_share(self._count(name), sampled, f"of skipped rollouts ({reason})"))
         yield f"{', '.join(shares)}."
+        yield from self._answers()
         yield from self._mismatches()
         yield from self._limits()
+
+    def _answers(self) -> Iterator[str]:
+        n_cut, n_calls = self._finished["length"], self._finished.total()
+        if n_cut > NOTEWORTHY * n_calls:
+            yield (
+                f"{n_cut / n_calls:.1%} of the answers were cut off by max_tokens or the context "
+                "(finish reason length)."
+            )
+        lost = {words: self._count(f"proxy/{name}_tokens") for name, words in _LOST.items()}
+        total = sum(lost.values())
+        if total > NOTEWORTHY * self._sampled:
+            told = ", ".join(f"{n:,} {words}" for words, n in lost.items() if n)
+            yield f"Beyond these, servers sampled {_counted(total, 'token')} for no row: {told}."
 
     def _mismatches(self) -> Iterator[str]:
         if self._level == "transition":
