@@ -43,6 +43,7 @@ def test_only_the_store_is_left_out(caplog):
     with pytest.raises(aiohttp.ClientConnectionError) as refused:
         asyncio.run(asked_nobody())
     log("[Worker 0] Heartbeat consumer: update failed.", refused.value)
+    logging.getLogger("agentlightning.store.client").error("Server is not healthy yet. Retrying")
     assert caplog.text == ""
     log("[Worker 0] Heartbeat consumer: update failed.", ValueError("no such worker"))
     log("[Worker 0 | Rollout ro-1] Exception during rollout.", ConnectionError("the agent's tool"))

@@ -61,6 +61,8 @@ def _run(script: Path, arguments: Sequence[str], watch: _StoreWatch) -> int:
     # `kill` ends a process alone, and the runners that Agent-lightning has started would go on
     # asking for rollouts for ever; on Ctrl-C it ends them.
     signal.signal(signal.SIGTERM, _interrupt)
+    # A shell that starts a program in the background has SIGINT ignored in it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [str(script), *arguments]
     sys.path[0] = str(script.parent)
     try:

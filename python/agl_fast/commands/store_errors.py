@@ -17,6 +17,8 @@ LOGGERS = (
 )
 # Messages about the agent itself: its own connections may fail, and users want to see where.
 _OF_AGENTS = ("Exception during rollout", "Exception during on_", "hook")
+# What the store's client says of every try, without the error itself.
+_OF_TRIES = ("Server is not healthy", "dequeue_rollout failed with exception: Cannot connect")
 
 
 def quiet_store_errors() -> None:
@@ -32,8 +34,11 @@ def quiet_store_errors() -> None:
 
 class _WithoutStoreErrors(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if message.startswith(_OF_TRIES):
+            return False
         error = record.exc_info[1] if record.exc_info else None
-        is_of_agent = any(part in record.getMessage() for part in _OF_AGENTS)
+        is_of_agent = any(part in message for part in _OF_AGENTS)
         return is_of_agent or error is None or not is_lost_connection(error)
 
 
