@@ -22,7 +22,15 @@ STOREYS = [
     {"algorithm"},
     {"runner"},  # in the processes of the agents
     # what starts a run, and what says whether one could start
-    {"verl.entrypoint", "verl.ray_cluster", "verl.dry_run", "verl.replay", "verl.export", "doctor"},
+    {
+        "verl.entrypoint",
+        "verl.preflight",
+        "verl.ray_cluster",
+        "verl.dry_run",
+        "verl.replay",
+        "verl.export",
+        "doctor",
+    },
     {"verl.trainer"},
     {"verl.daemon"},
     {"verl.proxy"},

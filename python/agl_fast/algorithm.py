@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from agl_fast.verl.addresses import routable_address, url_host
 from agl_fast.verl.config import compose, default_model_path
 from agl_fast.verl.config_model import check_model
+from agl_fast.verl.preflight import check_before_the_run
 from agl_fast.verl.span_export import send_spans_to_the_store
 
 # Here, because runner processes are forked from the one that makes the algorithm.
@@ -81,6 +82,7 @@ class VERL(Algorithm):
         composed = compose(config)
         self.config = composed.config
         self.notices = composed.lines + check_model(composed.config, default_model_path())
+        check_before_the_run(self.config, daemon_cls)
         self.trainer_cls = trainer_cls
         self.daemon_cls = daemon_cls
 

@@ -7,11 +7,13 @@ from collections.abc import Collection
 from omegaconf import DictConfig, OmegaConf
 
 from agl_fast.verl.model_files import vocabulary_size
+from agl_fast.verl.tree.names import ENGINE
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 REFERENCE = "actor_rollout_ref.ref"
 CRITIC = "critic"
+ATTENTION = "attn_implementation"
 SAMPLER_SWITCH = f"{ROLLOUT}.log_prob_use_dynamic_bsz"
 DEFAULT_TOKENS = 16384  # verl's, of a micro-batch
 # Logits of a micro-batch in bfloat16, their float32 copy, and the gradients of both: 6 GiB.
@@ -203,7 +205,9 @@ def _large_logits(config: DictConfig, vocabulary: int | None) -> list[str]:
         or tokens * vocabulary <= 2 * MOST_LOGITS
         or not config.actor_rollout_ref.actor.use_dynamic_bsz
         or config.actor_rollout_ref.model.use_fused_kernels
-        or config.agentlightning.trace_aggregator.level == "tree"  # computes them in pieces
+        # agl_fast's engine computes them in pieces.
+        or config.agentlightning.trace_aggregator.level == "tree"
+        or (config.actor_rollout_ref.model.override_config or {}).get(ATTENTION) == ENGINE
     ):
         return []
     gib = tokens * vocabulary * LOGIT_BYTES / 2**30

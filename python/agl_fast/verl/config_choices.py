@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.utils.tracking import Tracking
 
 from agl_fast.verl.losses.policy_losses import OF_ROLLOUTS, REFUSED
+from agl_fast.verl.losses.units import Aggregation
 
 PROBABILITY_MASSES = (
     "actor_rollout_ref.rollout.top_p",
@@ -17,6 +19,8 @@ PROBABILITY_MASSES = (
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 # verl's kl_penalty compares with these words and raises a bare NotImplementedError for others.
 KL_ESTIMATES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+SCHEDULES = ("constant", "cosine")  # verl's FSDP engine has no other
+DTYPES = ("fp32", "float32", "bf16", "bfloat16", "fp16", "float16")
 RESUME_MODES = ("auto", "disable", "resume_path")
 
 
@@ -39,8 +43,47 @@ def check_choices(config: DictConfig) -> None:
                 f"{', '.join(sorted(names - REFUSED.keys()))}, or "
                 "actor_rollout_ref.model.external_lib to be set to the module that registers it"
             )
+    _require_one_of(config, "algorithm.kl_ctrl.type", ("fixed", "adaptive"))
+    _require_one_of(
+        config,
+        "algorithm.kl_penalty",
+        (*KL_ESTIMATES, *(f"{name}+" for name in KL_ESTIMATES)),
+    )
+    _check_engines(config)
+    _check_checkpoints(config)
     _check_loggers(config)
     _check_steps(config)
+
+
+def _check_engines(config: DictConfig) -> None:
+    engines = {"actor_rollout_ref.actor": "fsdp_config"}
+    if config.critic.enable:
+        engines["critic"] = "fsdp"
+        _require_one_of(config, "critic.loss_agg_mode", get_args(Aggregation))
+    for part, engine in engines.items():
+        _require_one_of(config, f"{part}.optim.lr_scheduler_type", SCHEDULES)
+        _require_one_of(config, f"{part}.{engine}.model_dtype", DTYPES)
+        implementation = _get(config, f"{part}.optim.optimizer_impl")
+        optimizer = _get(config, f"{part}.optim.optimizer")
+        if implementation == "torch.optim" and not hasattr(torch.optim, optimizer):
+            raise ValueError(
+                f"{part}.optim.optimizer={optimizer!r}: expected a class of torch.optim"
+            )
+
+
+def _check_checkpoints(config: DictConfig) -> None:
+    trainer = config.trainer
+    path = trainer.resume_from_path
+    if trainer.resume_mode == "resume_path" and not (path and "global_step_" in str(path)):
+        raise ValueError(
+            f"trainer.resume_from_path={path!r}: expected a folder global_step_N, as "
+            "trainer.resume_mode is resume_path"
+        )
+    if trainer.default_hdfs_dir is not None and trainer.resume_mode != "disable":
+        raise ValueError(
+            f"trainer.default_hdfs_dir={trainer.default_hdfs_dir!r}: expected null, or "
+            "trainer.resume_mode=disable, as verl 0.9.1 loads no checkpoint from hdfs"
+        )
 
 
 def _check_loggers(config: DictConfig) -> None:
