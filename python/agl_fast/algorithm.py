@@ -15,7 +15,6 @@ from omegaconf import DictConfig
 from agl_fast.verl.addresses import routable_address, url_host
 from agl_fast.verl.config import compose, default_model_path
 from agl_fast.verl.config_model import check_model
-from agl_fast.verl.preflight import check_before_the_run
 from agl_fast.verl.span_export import send_spans_to_the_store
 
 # Here, because runner processes are forked from the one that makes the algorithm.
@@ -82,6 +81,9 @@ class VERL(Algorithm):
         composed = compose(config)
         self.config = composed.config
         self.notices = composed.lines + check_model(composed.config, default_model_path())
+        # Only now: its imports decide verl's device where nothing has yet.
+        from agl_fast.verl.preflight import check_before_the_run
+
         check_before_the_run(self.config, daemon_cls)
         self.trainer_cls = trainer_cls
         self.daemon_cls = daemon_cls
