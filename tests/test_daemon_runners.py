@@ -11,11 +11,12 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 
-from agl_fast.verl.daemon.runners import SilentRunners
+from agl_fast.verl.daemon.runners import RunnerWatch
 from daemon_runs import (
     HELLO,
     SECONDS,
@@ -138,25 +139,117 @@ def test_a_runner_without_beats_whose_agent_calls_is_left_alone():
     assert metrics["training/n_triplets"] == 8
 
 
-def worker(name: str, beat: float | None) -> SimpleNamespace:
-    return SimpleNamespace(worker_id=name, last_heartbeat_time=beat)
+def worker(name: str, beat: float | None, attempt: str = "", status: str = "busy") -> Any:
+    return SimpleNamespace(
+        worker_id=name, last_heartbeat_time=beat, current_attempt_id=attempt, status=status
+    )
 
 
-def test_who_is_silent(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("agl_fast.verl.daemon.runners.time.monotonic", lambda: now[0])
-    runners = SilentRunners(10.0)
-    never = worker("never beats", None)
-    assert runners.among([worker("a", 1.0), worker("b", 1.0), never]) == []
+def attempt_of(name: str | None, attempt_id: str) -> Any:
+    return SimpleNamespace(worker_id=name, attempt_id=attempt_id)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    clock = [0.0]
+    monkeypatch.setattr("agl_fast.verl.daemon.runners.time.monotonic", lambda: clock[0])
+    return clock
+
+
+def test_who_is_silent(now):
+    runners = RunnerWatch(10.0)
+    a, b, never = attempt_of("a", "1"), attempt_of("b", "2"), attempt_of("never beats", "3")
+
+    def silent(beat_of_a: float, beat_of_b: float) -> list[Any]:
+        workers = [worker("a", beat_of_a, "1"), worker("b", beat_of_b, "2")]
+        runners.look([*workers, worker("never beats", None, "3")])
+        return [each for each in (a, b, never) if runners.why_left(each) is not None]
+
+    assert silent(1.0, 1.0) == []
     now[0] = 11.0
-    a = worker("a", 1.0)
-    assert runners.among([a, worker("b", 2.0), never]) == [a]
-    assert not runners.are_all
+    assert silent(1.0, 2.0) == [a]
     now[0] = 22.0
-    assert len(runners.among([a, worker("b", 2.0)])) == 2
-    assert runners.are_all
-    assert runners.among([a, worker("b", 3.0)]) == [a]  # it is back
-    assert SilentRunners(None).among([a]) == []
+    assert silent(1.0, 2.0) == [a, b]
+    assert not runners.are_all_silent
+    runners.look([worker("a", 1.0, "1"), worker("b", 2.0, "2")])
+    assert runners.are_all_silent
+    assert silent(1.0, 3.0) == [a]  # it is back
+    undecided = RunnerWatch(None)
+    undecided.look([worker("a", 1.0, "1")])
+    now[0] = 99.0
+    undecided.look([worker("a", 1.0, "1")])
+    assert undecided.why_left(a) is None
+
+
+@pytest.mark.parametrize(
+    "elsewhere", [worker("a", 1.0, "2"), worker("a", 1.0, "1", status="idle"), worker("a", 1.0)]
+)
+def test_a_namesake_does_not_cover_for_a_dead_runner(now, elsewhere):
+    """Its beats come, and it works on something else, or on nothing."""
+    runners = RunnerWatch(10.0)
+    left = attempt_of("a", "1")
+    runners.look([worker("a", 0.0, "1")])
+    assert runners.why_left(left) is None
+    for now[0] in (5.0, 10.0, 15.0):
+        elsewhere.last_heartbeat_time = now[0]
+        runners.look([elsewhere])
+        assert runners.why_left(left) is None
+    now[0] = elsewhere.last_heartbeat_time = 15.1
+    runners.look([elsewhere])
+    assert "without it, idle or in another rollout, for 10 s" in runners.why_left(left)
+    assert runners.why_left(attempt_of(None, "1")) is None
+    runners.look([worker("a", 16.0, "1")])  # it had been slow to say so
+    assert runners.why_left(left) is None
+
+
+@pytest.mark.parametrize("namesake_works", [False, True])
+def test_an_attempt_whose_runner_had_a_namesake_is_given_up(caplog, namesake_works):
+    store = new_store()
+    settings = {"train_rollout_n": 1, "runner_silent_seconds": 0.4}
+    with daemon_bench(store=store, rollout_deadline_seconds=8.0, **settings) as bench:
+        bench.enqueue(2)
+        asyncio.run(store.dequeue_rollout(worker_id="Worker-0"))  # by a process that dies
+
+        def works(run) -> float:
+            end = time.monotonic() + (1.0 if namesake_works else 0.0)
+            while True:
+                asyncio.run(store.update_worker("Worker-0", {}))
+                run.ask("a")
+                if time.monotonic() > end:
+                    return 1.0
+                time.sleep(0.1)
+
+        dequeue = store.dequeue_rollout
+
+        async def by_namesake() -> Any:
+            await store.update_worker("Worker-0", {})
+            return await dequeue(worker_id="Worker-0")
+
+        store.dequeue_rollout = by_namesake
+        with scripted_runners(store, works, 1):
+            bench.daemon.run_until_all_finished(verbose=False)
+        _, metrics = bench.rows()
+    assert metrics["training/failed_rollouts/unresponsive"] == 1
+    assert metrics["training/failed_rollouts"] == 1
+    assert "Worker-0 has been without it" in caplog.text
+
+
+def test_no_runner_ever():
+    settings = {"train_rollout_n": 1, "first_runner_seconds": 0.3}
+    with daemon_bench(rollout_deadline_seconds=600.0, **settings) as bench:
+        bench.enqueue(2)
+        with pytest.raises(TimeoutError, match="no runner has asked for work in"):
+            bench.daemon.run_until_all_finished(verbose=False)
+
+
+def test_only_the_first_runner_is_waited_for_so_shortly():
+    settings = {"train_rollout_n": 1, "first_runner_seconds": SECONDS}
+    with daemon_bench(rollout_deadline_seconds=1.0, **settings) as bench:
+        bench.train(succeeds, 1)
+        bench.daemon._first_runner.seconds = 0.1
+        bench.enqueue(1)
+        with pytest.raises(TimeoutError, match="no runner took any of 1 queued"):
+            bench.daemon.run_until_all_finished(verbose=False)
 
 
 def test_a_store_that_does_not_know_its_runners():

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from agl_fast.verl.addresses import routable_address, url_host
 from agl_fast.verl.config import compose, default_model_path
 from agl_fast.verl.config_model import check_model
+from agl_fast.verl.membership import bind_runners_to_runs
 from agl_fast.verl.span_export import send_spans_to_the_store
 
 # Here, because runner processes are forked from the one that makes the algorithm.
@@ -154,6 +155,9 @@ class VERL(Algorithm):
         if mode is None:
             return self._store is None
         return bool(mode == "v0")
+
+
+bind_runners_to_runs(lambda algorithm: isinstance(algorithm, VERL))
 
 
 def _require_samples(config: DictConfig, train_dataset: Any) -> None:

@@ -37,6 +37,11 @@ def main(arguments: Sequence[str]) -> int:
         metavar="SECONDS",
         help="end when the store has been gone for so long (default: %(default)g)",
     )
+    parser.add_argument(
+        "--run",
+        metavar="ID",
+        help="serve this run alone (default: the first one there that has no runners of its own)",
+    )
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
     options = parser.parse_args(arguments)
@@ -49,41 +54,63 @@ def main(arguments: Sequence[str]) -> int:
     }
     os.environ.update(environment)
     # Only now, and not with agl_fast.VERL: agents need no verl.
+    from agl_fast.verl.membership import JOIN_VARIABLE, bind_runners_to_runs
     from agl_fast.verl.span_export import send_spans_to_the_store
 
     send_spans_to_the_store()
     quiet_store_errors()
+    bind_runners_to_runs(lambda _: False)
+    if options.run:
+        os.environ[JOIN_VARIABLE] = options.run
     store = (environment["AGL_SERVER_HOST"], int(environment["AGL_SERVER_PORT"]))
     return _run(options.script, options.arguments, _StoreWatch(store, options.wait))
 
 
 def _run(script: Path, arguments: Sequence[str], watch: _StoreWatch) -> int:
+    from agl_fast.verl.membership import JoinRefused
+
     # `kill` ends a process alone, and the runners that Agent-lightning has started would go on
-    # asking for rollouts for ever; on Ctrl-C it ends them.
-    signal.signal(signal.SIGTERM, _interrupt)
-    # A shell that starts a program in the background has SIGINT ignored in it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # asking for rollouts for ever. On Ctrl-C it ends them, and returns as if the run were done.
+    signals = _Signals()
     sys.argv = [str(script), *arguments]
     sys.path[0] = str(script.parent)
     try:
         watch.start()
         runpy.run_path(str(script), run_name="__main__")
     except KeyboardInterrupt:
-        if not watch.has_ended:
-            return 128 + signal.SIGINT
+        pass
+    except JoinRefused as refusal:
+        print(f"agl_fast: {refusal}", file=sys.stderr, flush=True)
+        return 1
     finally:
         watch.stop()
+    if signals.last is not None and not watch.has_ended:
+        return 128 + signals.last
     return 0
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+class _Signals:
+    """SIGINT and SIGTERM, as KeyboardInterrupt.
+
+    Attributes:
+        last: the one that came last.
+    """
+
+    def __init__(self) -> None:
+        self.last: int | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+
+    def _interrupt(self, number: int, _frame: FrameType | None) -> None:
+        self.last = number
+        raise KeyboardInterrupt
 
 
 class _StoreWatch:
-    """Interrupts the main thread once the store has been there, and has been gone for long.
+    """Interrupts the main thread once the run is over.
 
-    Agent-lightning's runners take a store that does not answer for one that starts soon.
+    It is over when the store has been there and has been gone for long, or when another run has
+    its place. Agent-lightning's runners take a store that does not answer for one that starts soon.
     """
 
     def __init__(self, store: tuple[str, int], wait_seconds: float) -> None:
@@ -106,26 +133,31 @@ class _StoreWatch:
             self._wait(self._is_there)
             self._say("the store at {} is there")
         seen = time.monotonic()
+        why = ""
 
         is_there = True
 
-        def has_gone_for_long() -> bool:
-            nonlocal seen, is_there
+        def is_over() -> bool:
+            nonlocal seen, why, is_there
             if self._is_there():
                 seen = time.monotonic()
                 is_there = True
+                successor = self._successor()
+                why = f"the store at {{}} is now that of {successor}" if successor else ""
             elif is_there:
                 is_there = False
                 self._say(
                     "the store at {} does not answer; the agents wait for it for "
                     f"{self._wait_seconds:g} s"
                 )
-            return time.monotonic() - seen > self._wait_seconds
+            elif time.monotonic() - seen > self._wait_seconds:
+                why = f"the store at {{}} has been gone for {self._wait_seconds:g} s"
+            return bool(why)
 
-        self._wait(has_gone_for_long)
+        self._wait(is_over)
         if self._stopped.is_set():
             return
-        self._say(f"the store at {{}} has been gone for {self._wait_seconds:g} s: the run is over")
+        self._say(f"{why}: the run is over")
         self.has_ended = True
         main_thread = threading.main_thread().ident
         assert main_thread is not None
@@ -141,6 +173,25 @@ class _StoreWatch:
         except OSError:
             return False
         return True
+
+    def _successor(self) -> str | None:
+        """What serves the store's address in place of the run that the agents work for."""
+        import httpx
+
+        from agl_fast.verl.addresses import url_host
+        from agl_fast.verl.membership import current_run, run_at
+
+        run = current_run()
+        if run is None:
+            return None
+        host, port = self._store
+        try:
+            there = run_at(f"http://{url_host(host)}:{port}")
+        except httpx.HTTPError:
+            return None  # too busy to answer
+        if there == run:
+            return None
+        return "another program" if there is None else str(there)
 
     def _say(self, what: str) -> None:
         host, port = self._store

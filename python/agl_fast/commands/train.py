@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from omegaconf import OmegaConf
 from agl_fast.commands.dataset_files import load_samples
 from agl_fast.commands.overrides import parse_overrides
 from agl_fast.commands.wrong_input import wrong_input
+from agl_fast.verl.membership import require_free_port
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,7 +48,7 @@ def train_on(algorithm: Any, train: list[Any], val: list[Any] | None) -> None:
         algorithm.run(train, val)
         return
     host = os.environ.get("AGL_SERVER_HOST", "localhost")
-    _require_free_port(host, ours.store_port)
+    require_free_port(host, ours.store_port, "agentlightning.store_port")
     print(
         f"agl_fast: agents join with python -m agl_fast join --port {ours.store_port} my_agent.py",
         flush=True,
@@ -64,15 +64,6 @@ def train_on(algorithm: Any, train: list[Any], val: list[Any] | None) -> None:
         },
     )
     trainer.fit(agentlightning.LitAgent(), train, val_dataset=val)
-
-
-def _require_free_port(host: str, port: int) -> None:
-    try:
-        socket.create_server((host, port)).close()
-    except OSError as error:
-        raise OSError(
-            f"agentlightning.store_port={port}: expected a free port on {host}: {error}"
-        ) from error
 
 
 def _plain(files: Any) -> Any:

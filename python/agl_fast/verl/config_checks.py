@@ -43,6 +43,7 @@ ABOVE_ZERO = (
     "agentlightning.llm_timeout_seconds",
     "agentlightning.rollout_deadline_seconds",
     "agentlightning.runner_silent_seconds",
+    "agentlightning.first_runner_seconds",
     "actor_rollout_ref.rollout.temperature",  # the actor divides logits by it
 )
 SHARES = ("actor_rollout_ref.rollout.gpu_memory_utilization",)

@@ -63,6 +63,7 @@ class AgentLightningKeys:
     llm_timeout_seconds: float
     rollout_deadline_seconds: float | None
     runner_silent_seconds: float | None
+    first_runner_seconds: float | None
     failed_rollouts: Literal["skip", "zero"]
     max_empty_steps: int
     rollout_hook: str | None

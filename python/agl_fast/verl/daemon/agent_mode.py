@@ -23,6 +23,7 @@ from agl_fast.verl.daemon.failures import Failures
 from agl_fast.verl.daemon.metrics import ProxyCounts, run_metrics
 from agl_fast.verl.daemon.outcomes import FailedRollouts, Outcome
 from agl_fast.verl.daemon.rows import TrainingRows
+from agl_fast.verl.daemon.runners import FirstRunner
 from agl_fast.verl.daemon.samples import rollout_requests, samples_of
 from agl_fast.verl.daemon.settings import (
     check_arguments,
@@ -82,7 +83,9 @@ class AgentModeDaemon:
         rollout_deadline_seconds: a rollout that runs longer is cancelled in the store, and has
             failed. None: ``llm_timeout_seconds``.
         runner_silent_seconds: the store gives up the attempt of a runner that gave no sign of life
-            for so long. None: never.
+            for so long, or left it. None: never.
+        first_runner_seconds: a run to which no runner has ever come ends after so long. None: after
+            ``rollout_deadline_seconds``.
         failed_rollouts: ``skip``: rollouts that failed or made no call that can be trained on
             leave their group; ``zero``: one that failed counts in its group with reward 0.
         sampling: ``enforce``: training samples as ``train_information`` says, whatever agents ask
@@ -129,6 +132,7 @@ class AgentModeDaemon:
         *,
         rollout_deadline_seconds: float | None = 3600.0,
         runner_silent_seconds: float | None = 120.0,
+        first_runner_seconds: float | None = 300.0,
         failed_rollouts: FailedRollouts = "skip",
         sampling: Literal["enforce", "allow"] = "enforce",
         validation_sampling: Mapping[str, float] | None = None,
@@ -151,6 +155,7 @@ class AgentModeDaemon:
             llm_timeout_seconds=llm_timeout_seconds,
             rollout_deadline_seconds=rollout_deadline_seconds,
             runner_silent_seconds=runner_silent_seconds,
+            first_runner_seconds=first_runner_seconds,
             processor=processor,
         )
 
@@ -208,6 +213,7 @@ class AgentModeDaemon:
         self._batch: RunningBatch | None = None
         self._stale: set[str] = set()
         self._is_starvation_reported = False
+        self._first_runner = FirstRunner(first_runner_seconds)
 
     def start(self) -> None:
         """Start the daemon's thread, and mode ``v0``'s server (OSError: its port cannot be bound).
@@ -297,7 +303,14 @@ class AgentModeDaemon:
         seconds = self.rollout_deadline_seconds or self.llm_timeout_seconds
         self._batch = RunningBatch(
             self._source,
-            Waiting(self._source, rollouts, self._stale, seconds, self.runner_silent_seconds),
+            Waiting(
+                self._source,
+                rollouts,
+                self._stale,
+                seconds,
+                self.runner_silent_seconds,
+                self._first_runner,
+            ),
             {each.rollout_id: asked.input for each, asked in zip(rollouts, requests, strict=True)},
         )
 

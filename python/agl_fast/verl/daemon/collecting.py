@@ -63,6 +63,9 @@ class RunningBatch:
             for finished in await self._waiting.next_finished():
                 sample = self._samples[finished.rollout_id]
                 outcome = await self._source.outcome(finished, sample)
+                if outcome is None:
+                    self._waiting.again(finished)
+                    continue
                 self._outcomes[finished.rollout_id] = outcome
             self._hand_out(take)
             if verbose and time.monotonic() - said_at > _PROGRESS_SECONDS:

@@ -60,6 +60,9 @@ class LegacySource:
     async def rollout(self, rollout_id: str) -> Any:
         return self._server.task(rollout_id)
 
+    async def latest_attempt(self, rollout_id: str) -> Any | None:
+        return None
+
     async def workers(self) -> list[Any]:
         return []  # clients give no sign of life
 

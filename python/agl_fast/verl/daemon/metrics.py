@@ -22,6 +22,7 @@ _COUNTED = (
     ),
     "stale_rollouts",
     "unknown_rollouts",
+    "foreign_rollouts",
 )
 
 

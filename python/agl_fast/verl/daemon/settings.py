@@ -78,6 +78,7 @@ def check_arguments(
     llm_timeout_seconds: float,
     rollout_deadline_seconds: float | None,
     runner_silent_seconds: float | None,
+    first_runner_seconds: float | None,
     processor: Any,
 ) -> None:
     """Raise ValueError naming what is missing, or cannot work."""
@@ -101,6 +102,8 @@ def check_arguments(
         require_positive("rollout_deadline_seconds", rollout_deadline_seconds)
     if runner_silent_seconds is not None:
         require_positive("runner_silent_seconds", runner_silent_seconds)
+    if first_runner_seconds is not None:
+        require_positive("first_runner_seconds", first_runner_seconds)
     refuse_mrope(processor)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import aiohttp
-from agentlightning import LightningStore
+from agentlightning import LightningStore, LightningStoreClient
 
 from agl_fast.verl.deadlines import Deadlines
 
@@ -62,14 +62,31 @@ class StoreAccess:
             RuntimeError: the store does not know it.
         """
         what = f"find rollout {rollout_id!r}"
-        rollout = await self._ask_again(what, lambda: self._store.get_rollout_by_id(rollout_id))
+        rollout = await self._ask_for_one(what, rollout_id, self._store.get_rollout_by_id)
         if rollout is None:
             raise RuntimeError(f"the store no longer knows rollout {rollout_id!r}")
         return rollout
 
     async def latest_attempt(self, rollout_id: str) -> Any | None:
         what = f"find the attempt of rollout {rollout_id!r}"
-        return await self._ask_again(what, lambda: self._store.get_latest_attempt(rollout_id))
+        return await self._ask_for_one(what, rollout_id, self._store.get_latest_attempt)
+
+    async def _ask_for_one(
+        self, what: str, rollout_id: str, ask: Callable[[str], Awaitable[Any]]
+    ) -> Any:
+        """Ask, and believe a None only of a store that can be reached.
+
+        Agent-lightning's client answers None as well when it cannot reach the store.
+        """
+
+        async def ask_surely() -> Any:
+            found = await ask(rollout_id)
+            if found is None and isinstance(self._store, LightningStoreClient):
+                await self._store.query_rollouts(rollout_id_in=[rollout_id], limit=1)  # or raises
+                found = await ask(rollout_id)
+            return found
+
+        return await self._ask_again(what, ask_surely)
 
     async def spans(self, rollout_id: str, attempt_id: str) -> list[Any]:
         """In the order of their sequence numbers."""
@@ -98,6 +115,14 @@ class StoreAccess:
 
         def ask() -> Any:
             return self._store.update_attempt(rollout_id, attempt_id, status="unresponsive")
+
+        await self._ask_again(what, ask)
+
+    async def queue_again(self, rollout_id: str) -> None:
+        what = f"queue rollout {rollout_id!r} again"
+
+        def ask() -> Any:
+            return self._store.update_rollout(rollout_id, status="requeuing")
 
         await self._ask_again(what, ask)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,10 +12,13 @@ from agl_fast.verl.daemon.call_filter import CallFilter
 from agl_fast.verl.daemon.outcomes import SUCCEEDED, Outcome
 from agl_fast.verl.daemon.rewards import assign_rewards
 from agl_fast.verl.daemon.store_access import StoreAccess
-from agl_fast.verl.daemon.waiting import Finished
+from agl_fast.verl.daemon.waiting import DEADLINE, Finished
 from agl_fast.verl.deadlines import Deadlines
 from agl_fast.verl.failure_reasons import METADATA_KEY
+from agl_fast.verl.membership import RunIdentity, current_run
 from agl_fast.verl.proxy.llm_proxy import LLMProxy
+
+logger = logging.getLogger(__name__)
 
 
 class StoreSource(StoreAccess):
@@ -30,6 +34,7 @@ class StoreSource(StoreAccess):
         super().__init__(store, deadlines)
         self._llm_proxy = llm_proxy
         self._call_filter = call_filter
+        self._named: set[str | None] = set()
 
     def start(self) -> None: ...
 
@@ -49,12 +54,19 @@ class StoreSource(StoreAccess):
         await self.cancel(rollout_id)
         self._llm_proxy.recorder.discard(rollout_id)
 
-    async def outcome(self, finished: Finished, sample: Mapping[str, Any]) -> Outcome:
+    async def outcome(self, finished: Finished, sample: Mapping[str, Any]) -> Outcome | None:
         rollout_id = finished.rollout_id
         attempt = await self.latest_attempt(rollout_id)
         if attempt is None:  # cancelled before anyone began it
             return Outcome(rollout_id, sample["data_id"], sample, finished.status, [], None)
         recorder = self._llm_proxy.recorder
+        run = current_run()
+        if run is not None and not run.owns(attempt.worker_id) and finished.status != DEADLINE:
+            # A store of the user's, in another process, hands out work to whoever asks.
+            self._warn_of(attempt.worker_id, run)
+            recorder.discard(rollout_id)
+            await self.queue_again(rollout_id)
+            return None
         calls = recorder.take(rollout_id, attempt.attempt_id)
         recorder.discard(rollout_id)
         spans = await self.spans(rollout_id, attempt.attempt_id)
@@ -76,4 +88,15 @@ class StoreSource(StoreAccess):
             finished.ended_at - attempt.start_time,
             sum(each.finished_at - each.started_at for each in calls),
             None if status == SUCCEEDED else (attempt.metadata or {}).get(METADATA_KEY),
+        )
+
+    def _warn_of(self, worker_id: str | None, run: RunIdentity) -> None:
+        if worker_id in self._named:
+            return
+        self._named.add(worker_id)
+        logger.warning(
+            "Runner %r took rollouts of %s and is not of it: what it did is not trained, and the "
+            "rollouts are queued again. One store can serve one run at a time.",
+            worker_id,
+            run,
         )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agl_fast.verl.daemon.runners import SilentRunners
+from agl_fast.verl.daemon.runners import FirstRunner, RunnerWatch
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,8 @@ class RolloutSource(Protocol):
 
     async def rollout(self, rollout_id: str) -> Any: ...
 
+    async def latest_attempt(self, rollout_id: str) -> Any | None: ...
+
     async def workers(self) -> list[Any]: ...
 
     # When its last call was finished, in seconds since the epoch.
@@ -63,12 +65,13 @@ class Waiting:
         stale: ids that an earlier batch gave up.
         seconds: a rollout that runs longer is cancelled. One that nobody has begun yet waits for
             others; if none runs, none ends and none begins for that long, the wait is over.
-        runner_silent_seconds: the attempt of a runner that gives no sign of life for so long is
-            given up. None: never.
+        runner_silent_seconds: the attempt of a runner that gives no sign of life for so long, or
+            works elsewhere, is given up. None: never.
+        first_runner: ends the wait where no runner ever comes. None: only `seconds` does.
 
     Attributes:
         counts: rollouts that the store named without being asked: ``stale``, of an earlier batch
-            or named again, and ``unknown``.
+            or named again, and ``unknown``; and ``foreign``: those that `again` took back.
     """
 
     def __init__(
@@ -78,12 +81,16 @@ class Waiting:
         stale: set[str],
         seconds: float,
         runner_silent_seconds: float | None,
+        first_runner: FirstRunner | None = None,
     ) -> None:
         self._store = store
         self._queued_at = {each.rollout_id: each.start_time for each in rollouts}
         self._running_since: dict[str, float] = {}
+        self._attempts: dict[str, Any] = {}  # the one that was seen last, of each that runs
+        self._given_up: set[str] = set()
         self._stale = set(stale)
-        self._silent_runners = SilentRunners(runner_silent_seconds)
+        self._runners = RunnerWatch(runner_silent_seconds)
+        self._first_runner = first_runner or FirstRunner(None)
         self._seconds = seconds
         self._look_seconds = min(max(seconds / 20, _SHORTEST_LOOK), _LONGEST_LOOK)
         self._next_look = self._moved_at = self._warned_at = time.monotonic()
@@ -105,11 +112,18 @@ class Waiting:
             begin = time.monotonic()
             finished = await self._take_finished() + await self._take_overdue()
             if finished:
+                self._first_runner.seen = True
                 self._moved_at = time.monotonic()
                 return finished
             # A store that takes its time is not asked more often than it can answer.
             await asyncio.sleep(max(pause, time.monotonic() - begin))
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def again(self, finished: Finished) -> None:
+        """Wait for a rollout that was queued again."""
+        self.counts["foreign"] += 1
+        self._queued_at[finished.rollout_id] = finished.queued_at
+        self._stale.discard(finished.rollout_id)
 
     async def _take_finished(self) -> list[Finished]:
         finished = []
@@ -125,7 +139,7 @@ class Waiting:
         if time.monotonic() < self._next_look:
             return []
         await self._find_begun()
-        await self._give_up_attempts_of_silent_runners()
+        await self._give_up_attempts_that_were_left()
         self._next_look = time.monotonic() + self._look_seconds
         now = time.time()
         overdue = [
@@ -148,31 +162,42 @@ class Waiting:
                 attempt = getattr(rollout, "attempt", None)
                 if attempt is not None:
                     self._running_since[rollout_id] = attempt.start_time
+                    self._attempts[rollout_id] = attempt
+                    self._first_runner.seen = True
                     self._moved_at = time.monotonic()
 
-    async def _give_up_attempts_of_silent_runners(self) -> None:
-        seconds = self._silent_runners.seconds
-        if seconds is None:
+    async def _give_up_attempts_that_were_left(self) -> None:
+        workers = await self._store.workers()
+        if not workers:
             return
-        for worker in self._silent_runners.among(await self._store.workers()):
-            rollout_id, attempt_id = worker.current_rollout_id, worker.current_attempt_id
-            if rollout_id not in self._queued_at or not attempt_id:
+        self._first_runner.seen = True
+        self._runners.look(workers)
+        for rollout_id, attempt in list(self._attempts.items()):
+            why = self._runners.why_left(attempt)
+            if why is None or self._calls_since(rollout_id, attempt):
                 continue
-            if time.time() - self._store.last_call_at(rollout_id, attempt_id) < seconds:
-                continue  # its beats are lost, but its agent works
-            logger.warning(
-                "Runner %s has given no sign of life for %g s: its attempt at rollout %s is given "
-                "up.",
-                worker.worker_id,
-                seconds,
-                rollout_id,
-            )
-            await self._store.give_up_attempt(rollout_id, attempt_id)
+            latest = await self._store.latest_attempt(rollout_id)
+            if latest is not None and latest.attempt_id != attempt.attempt_id:
+                self._attempts[rollout_id] = latest  # the store has had it tried again
+            elif attempt.attempt_id not in self._given_up:
+                self._given_up.add(attempt.attempt_id)
+                logger.warning(
+                    "Runner %s %s: its attempt at rollout %s is given up.",
+                    attempt.worker_id,
+                    why,
+                    rollout_id,
+                )
+                await self._store.give_up_attempt(rollout_id, attempt.attempt_id)
+
+    def _calls_since(self, rollout_id: str, attempt: Any) -> bool:
+        """Whether its agent works, although its beats are lost."""
+        last = self._store.last_call_at(rollout_id, attempt.attempt_id)
+        return time.time() - last < (self._runners.seconds or 0.0)
 
     def _require_progress(self) -> None:
         now = time.monotonic()
         still = now - self._moved_at
-        n_running, n_left = len(self._running_since), len(self._queued_at)
+        n_running, n_left = len(self._attempts), len(self._queued_at)
         if min(still, now - self._warned_at) > _IDLE_SECONDS:
             self._warned_at = now
             logger.warning(
@@ -185,10 +210,18 @@ class Waiting:
             )
         if n_running:
             return
-        if self._silent_runners.are_all and still > (self._silent_runners.seconds or 0.0):
+        if self._runners.are_all_silent and still > (self._runners.seconds or 0.0):
             raise TimeoutError(
                 f"no runner is left for {n_left} queued rollouts: none has given a sign of life "
-                f"for {self._silent_runners.seconds:g} s"
+                f"for {self._runners.seconds:g} s"
+            )
+        first = self._first_runner
+        if first.seconds is not None and not first.seen and still > first.seconds:
+            raise TimeoutError(
+                f"no runner has asked for work in {first.seconds:g} s; {n_left} rollouts are "
+                "queued. Start runners (agentlightning.Trainer(n_runners=…), or for a run of the "
+                "command `python -m agl_fast join`), or wait longer for the first one: "
+                "agentlightning.first_runner_seconds"
             )
         if still > self._seconds:
             raise TimeoutError(
@@ -197,6 +230,7 @@ class Waiting:
             )
 
     def _take(self, rollout_id: str, status: str, ended_at: float | None) -> Finished:
+        self._attempts.pop(rollout_id, None)
         self._running_since.pop(rollout_id, None)
         queued_at = self._queued_at.pop(rollout_id)
         self._stale.add(rollout_id)

@@ -365,6 +365,7 @@ class AgentLightningTrainer(RayPPOTrainer):
         further: dict[str, Any] = {
             "rollout_deadline_seconds": ours.rollout_deadline_seconds,
             "runner_silent_seconds": ours.runner_silent_seconds,
+            "first_runner_seconds": ours.first_runner_seconds,
             "failed_rollouts": ours.failed_rollouts,
             "sampling": ours.sampling,
             "validation_sampling": {

@@ -1,0 +1,26 @@
+"""Which runner processes belong to which run.
+
+Every run has an id. Its runners carry the id in their worker names; the store of the run hands work
+to no other runner. Runner processes end with the process that started them.
+"""
+
+from agl_fast.verl.membership.guard import Guard
+from agl_fast.verl.membership.identity import (
+    JOIN_VARIABLE,
+    JoinRefused,
+    RunIdentity,
+    current_run,
+    run_at,
+)
+from agl_fast.verl.membership.strategy import bind_runners_to_runs, require_free_port
+
+__all__ = [
+    "JOIN_VARIABLE",
+    "Guard",
+    "JoinRefused",
+    "RunIdentity",
+    "bind_runners_to_runs",
+    "current_run",
+    "require_free_port",
+    "run_at",
+]
