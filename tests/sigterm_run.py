@@ -21,6 +21,9 @@ from agl_fast.verl.leftovers import RUN_VARIABLE
 
 @ray.remote(num_cpus=1)
 class Worker:
+    def mark(self) -> str:
+        return os.environ[RUN_VARIABLE]
+
     def train(self) -> None:
         while True:
             pass
@@ -41,7 +44,7 @@ class Trainer:
     def fit(self) -> None:
         (worker,) = self.actor_rollout_wg.workers
         ray.get(worker.__ray_ready__.remote())
-        print(os.environ[RUN_VARIABLE])
+        print(ray.get(worker.mark.remote()))
         print("training", flush=True)
         try:
             ray.get(worker.train.remote())

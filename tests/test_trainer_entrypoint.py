@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import functools
 import logging
 import os
 import signal
@@ -13,7 +12,6 @@ import sys
 import threading
 import time
 import warnings
-from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ with warnings.catch_warnings():
 from agl_fast.verl.deadline import Limit
 from agl_fast.verl.deadlines import OWN_CONFIG
 from agl_fast.verl.interrupts import Interrupts, interruptible
-from agl_fast.verl.leftovers import RUN_VARIABLE, shared_memory_segments
+from agl_fast.verl.run_scope import RunScope
 
 
 async def called_in_a_loop(function: Any) -> Any:
@@ -123,18 +121,6 @@ def test_a_run_on_another_thread_says_that_it_cannot_be_interrupted(caplog):
         thread.start()
         thread.join()
     assert "main_thread='algorithm'" in caplog.text
-
-
-def test_the_environment_is_the_runs_own_and_goes_with_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.delenv(RUN_VARIABLE, raising=False)
-    with entrypoint.nothing_left_behind() as folder:
-        assert os.environ[RUN_VARIABLE]
-        assert os.environ["TMPDIR"] == str(folder)
-        (folder / "file").touch()
-    assert not folder.exists()
-    assert RUN_VARIABLE not in os.environ
-    assert os.environ["TMPDIR"] == str(tmp_path)
 
 
 def config(**ray_init: Any) -> Any:
@@ -286,7 +272,7 @@ def joined(*, n_gpus: int = 1, room_seconds: float = 0.2) -> Any:
     settings = config(address="10.0.0.1:6379")
     settings.trainer = {"nnodes": 1, "n_gpus_per_node": n_gpus}
     settings.agentlightning.deadlines.room_seconds = room_seconds
-    return ray_cluster.ray_cluster(settings, Path("/short"), Interrupts())
+    return ray_cluster.ray_cluster(settings, RunScope("run", Path("/short"), []), Interrupts())
 
 
 @pytest.mark.parametrize("n_cpus", [1, 3])
@@ -334,31 +320,6 @@ def test_room_for_every_gpu_of_a_node_and_a_server(cluster):
         (group,) = cluster.made
     gpu = {"CPU": 3.0, "GPU": 1.0}
     assert group.bundle_specs == [gpu, gpu, {"CPU": 1.0}]
-
-
-def test_the_first_of_two_runs_to_end_leaves_what_is_the_other_s(monkeypatch):
-    quick = functools.partial(entrypoint.stop_processes_of_run, grace_seconds=0.2)
-    monkeypatch.setattr(entrypoint, "stop_processes_of_run", quick)
-    nap = [sys.executable, "-c", "import time; time.sleep(600)"]
-    other = subprocess.Popen(nap, env={**os.environ, RUN_VARIABLE: "another run"})
-    folders, segments = [], [shared_memory.SharedMemory(create=True, size=64)]
-    try:
-        with entrypoint.nothing_left_behind() as folder:
-            ours = subprocess.Popen(nap)
-            segments.append(shared_memory.SharedMemory(create=True, size=64))  # the other's, later
-            folders.append(folder)
-        with entrypoint.nothing_left_behind() as folder:
-            folders.append(folder)
-        assert folders[0] != folders[1]
-        assert ours.poll() is not None
-        assert other.poll() is None
-        assert {each.name for each in segments} <= shared_memory_segments()
-    finally:
-        other.kill()
-        other.wait()
-        for segment in segments:
-            segment.close()
-            segment.unlink()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from training_loop import Loop, keep_logs  # isort: skip
 
 from agl_fast.verl import entrypoint
-from agl_fast.verl.leftovers import RUN_VARIABLE, processes_of_run
+from agl_fast.verl.leftovers import processes_of_run
 from agl_fast.verl.ray_cluster import Daemons
 from agl_fast.verl.trainer.checkpoints import last_whole_checkpoint
 from running_proxy import wait_until
@@ -217,7 +217,7 @@ def test_ctrl_c_leaves_nothing_of_a_run(monkeypatch, capsys, stage, removed, sai
     disconnected: list[bool] = []
 
     @contextmanager
-    def ray_cluster(config: Any, folder: Path, interrupts: Any):
+    def ray_cluster(config: Any, scope: Any, interrupts: Any):
         if stage == "connecting to Ray":
             interrupt()
         try:
@@ -246,10 +246,10 @@ def test_ctrl_c_leaves_nothing_of_a_run(monkeypatch, capsys, stage, removed, sai
 
     @contextmanager
     def remembering():
-        with nothing_left_behind() as folder:
-            run_ids.append(os.environ[RUN_VARIABLE])
-            yield folder
-        assert not folder.exists()
+        with nothing_left_behind() as scope:
+            run_ids.append(scope.run_id)
+            yield scope
+        assert not scope.folder.exists()
 
     monkeypatch.setattr(entrypoint, "nothing_left_behind", remembering)
     with pytest.raises(KeyboardInterrupt):
@@ -258,4 +258,3 @@ def test_ctrl_c_leaves_nothing_of_a_run(monkeypatch, capsys, stage, removed, sai
     assert said in capsys.readouterr().out
     assert disconnected == ([] if stage == "connecting to Ray" else [True])
     assert processes_of_run(run_ids[0]) == []
-    assert RUN_VARIABLE not in os.environ

@@ -32,7 +32,6 @@ import agl_fast
 import two_call_task
 import verl_agents
 from agl_fast import VERL, AgentLightningTrainer, AgentModeDaemon
-from agl_fast.verl.leftovers import RUN_VARIABLE
 from tiny_model import make_tiny_model
 from verl_settings import changed, documented
 
@@ -115,7 +114,7 @@ def kill_engines() -> None:
     """vLLM's engine processes of this run."""
     for process in psutil.process_iter(["name", "cmdline"]):
         try:
-            of_run = process.environ().get(RUN_VARIABLE) == os.environ[RUN_VARIABLE]
+            of_run = process.environ().get("AGL_FAST_TEST") == os.environ["AGL_FAST_TEST"]
         except psutil.Error:
             continue
         if of_run and "EngineCore" in " ".join([process.name(), *process.cmdline()]):

@@ -7,15 +7,11 @@ needs no trip through Ray, and a deadline can interrupt it.
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import ray
 from omegaconf import OmegaConf, open_dict
@@ -31,16 +27,13 @@ from agl_fast.verl.daemon import AgentModeDaemon
 from agl_fast.verl.deadlines import Deadlines
 from agl_fast.verl.device_choice import CPU, PLATFORM_VARIABLE
 from agl_fast.verl.interrupts import Interrupts, interruptible
-from agl_fast.verl.leftovers import (
-    RUN_VARIABLE,
-    shared_memory_segments,
-    stop_processes_of_run,
-    unlink_abandoned_segments,
-)
 from agl_fast.verl.log_output import warnings_shown
 from agl_fast.verl.proxy.checks import ModelLimits
 from agl_fast.verl.ray_cluster import Daemons, Placements, check_cpus, ray_cluster
+from agl_fast.verl.run_errors import add_note, say_once
+from agl_fast.verl.run_scope import nothing_left_behind
 from agl_fast.verl.trainer import AgentLightningTrainer
+from agl_fast.verl.trainer.checkpoints import last_saved_step
 from agl_fast.verl.trainer.datasets import Samples
 from agl_fast.verl.trainer.step import check_config
 from agl_fast.verl.trainer.trees import require_tree_workers
@@ -84,11 +77,12 @@ def run(
     check_device(config)
     check_cpus(config)
     with ExitStack() as ends:
+        ends.enter_context(error_said_once())
         ends.enter_context(warnings_shown())
         ends.enter_context(outside_event_loop())
         interrupts = ends.enter_context(interruptible())
-        temporary = ends.enter_context(nothing_left_behind())
-        daemons = ends.enter_context(ray_cluster(config, temporary, interrupts))
+        scope = ends.enter_context(nothing_left_behind())
+        daemons = ends.enter_context(ray_cluster(config, scope, interrupts))
         trainer = (trainer_cls or AgentLightningTrainer)(
             store=store,
             llm_proxy=llm_proxy,
@@ -98,7 +92,7 @@ def run(
         )
         trainer.tree_is_refused = is_refused_as_tree(config)
         ends.callback(end_actors, trainer, daemons)
-        ends.enter_context(interruption_said(trainer, interrupts))
+        ends.enter_context(interruption_said(trainer, interrupts, config))
         deadlines = Deadlines.of(config)
         placements = Placements(deadlines.placement)
         with watched("starting the workers and servers", deadlines.start, placements):
@@ -238,11 +232,21 @@ def require_loadable_weights(trainer: Any) -> None:
 
 
 @contextmanager
-def interruption_said(trainer: Any, interrupts: Interrupts) -> Iterator[None]:
-    """Print where a signal has ended the training: Agent-lightning's Trainer returns as if done."""
+def error_said_once() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        say_once(error)
+        raise
+
+
+@contextmanager
+def interruption_said(trainer: Any, interrupts: Interrupts, config: Any) -> Iterator[None]:
+    """Say where the training has ended, and how to go on."""
     try:
         yield
     except BaseException as error:
+        how = how_to_go_on(config)
         if interrupts.terminated or isinstance(error, KeyboardInterrupt):
             by = "by SIGTERM " if interrupts.terminated else ""
             step = trainer.global_steps
@@ -250,7 +254,26 @@ def interruption_said(trainer: Any, interrupts: Interrupts) -> Iterator[None]:
             print(
                 f"agl_fast: interrupted {by}{where} of {trainer.total_training_steps}", flush=True
             )
+            if how:
+                print(f"agl_fast: {how}", flush=True)
+        elif how:
+            add_note(error, how)
         raise
+
+
+def how_to_go_on(config: Any) -> str:
+    """Which step is saved, and what continues from it; nothing where none is to be saved."""
+    folder = OmegaConf.select(config, "trainer.default_local_dir")
+    if folder is None or not config.trainer.save_freq > 0:
+        return ""
+    step = last_saved_step(folder)
+    if step is None:
+        return f"No step is saved yet (trainer.save_freq={config.trainer.save_freq})"
+    where = Path(folder).absolute() / f"global_step_{step}"
+    mode = config.trainer.resume_mode
+    by = "the same command" if mode == "auto" else "trainer.resume_mode=auto"
+    known = " (trainer.resume_mode=auto)" if mode == "auto" else ""
+    return f"Step {step} is saved in {where}: {by} continues from it{known}"
 
 
 def end_actors(trainer: Any, daemons: Daemons) -> None:
@@ -282,35 +305,3 @@ def outside_event_loop() -> Iterator[None]:
         yield
     finally:
         asyncio._set_running_loop(running)
-
-
-@contextmanager
-def nothing_left_behind() -> Iterator[Path]:
-    """Mark the processes of the run; afterwards end those that are left and free their memory.
-
-    Yields:
-        A temporary folder with a short path, as Ray's sockets need it.
-
-    Raises:
-        RuntimeError: naming the processes or segments that could not be removed.
-    """
-    run_id = uuid4().hex
-    segments_before = shared_memory_segments()
-    temporary = Path(tempfile.mkdtemp(prefix="agl-"))
-    of_run = {RUN_VARIABLE: run_id, "TMPDIR": str(temporary)}
-    before = {name: os.environ.get(name) for name in of_run}
-    os.environ.update(of_run)
-    temporary_of_process, tempfile.tempdir = tempfile.tempdir, str(temporary)
-    try:
-        yield temporary
-    finally:
-        left = stop_processes_of_run(run_id) + unlink_abandoned_segments(segments_before)
-        tempfile.tempdir = temporary_of_process
-        shutil.rmtree(temporary, ignore_errors=True)
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-        if left:
-            raise RuntimeError(f"left behind: {', '.join(left)}")

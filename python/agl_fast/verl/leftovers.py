@@ -19,7 +19,8 @@ SEGMENT = re.compile(r"(psm_|sem\.mp-|verl_weights_)\w+")
 def processes_of_run(run_id: str) -> list[psutil.Process]:
     """Living processes, this one excepted, whose environment carries `RUN_VARIABLE=run_id`.
 
-    Ray's and vLLM's processes inherit it from the driver, whatever became of their parents.
+    Ray's processes get it, and theirs (vLLM's among them) inherit it, whatever became of their
+    parents.
     """
     found = []
     for process in psutil.process_iter():

@@ -28,6 +28,7 @@ from agl_fast.verl.deadlines import Deadlines
 from agl_fast.verl.device_choice import CPU, PLATFORM_VARIABLE
 from agl_fast.verl.interrupts import Interrupts
 from agl_fast.verl.leftovers import RUN_VARIABLE, stop_processes_of_run
+from agl_fast.verl.run_scope import RunScope
 from agl_fast.verl.trainer.watch import watched
 
 logger = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 @contextmanager
-def ray_cluster(config: Any, folder: Path, interrupts: Interrupts) -> Iterator[Daemons]:
+def ray_cluster(config: Any, scope: RunScope, interrupts: Interrupts) -> Iterator[Daemons]:
     """Connect to Ray and disconnect at the end, unless the caller is connected already.
 
     A cluster that is there (`ray_kwargs.ray_init.address`, or RAY_ADDRESS) is used, and stays.
@@ -101,7 +102,7 @@ def ray_cluster(config: Any, folder: Path, interrupts: Interrupts) -> Iterator[D
 
     Args:
         config: the whole configuration, resolved.
-        folder: for the files of a cluster that is started here; a short path.
+        scope: of the run; a cluster that is started here has its files in its folder.
         interrupts: a SIGTERM ends a cluster of the run's own without Ray.
     """
     if ray.is_initialized():
@@ -109,7 +110,11 @@ def ray_cluster(config: Any, folder: Path, interrupts: Interrupts) -> Iterator[D
         yield Daemons([], interrupts)
         return
     is_own = _address(config) == "local"
-    _start(_init_options(config, folder))
+    options = _init_options(config, scope.folder)
+    if not is_own:  # its processes are not started here
+        options["runtime_env"]["env_vars"][RUN_VARIABLE] = scope.run_id
+    with scope.environment():
+        _start(options)
     interrupts.listen()  # ray.init has taken SIGTERM
     daemons = Daemons(_daemon_processes() if is_own else [], interrupts)
     try:
@@ -123,7 +128,7 @@ def ray_cluster(config: Any, folder: Path, interrupts: Interrupts) -> Iterator[D
                     flush=True,
                 )
             # Only then: with nobody left to answer, Ray gives up at once.
-            stop_processes_of_run(os.environ[RUN_VARIABLE], grace_seconds=LOST_GRACE_SECONDS)
+            stop_processes_of_run(scope.run_id, grace_seconds=LOST_GRACE_SECONDS)
         with watched("leaving Ray", Deadlines.of(config).leave):
             ray.shutdown()
 

@@ -42,6 +42,11 @@ def last_whole_checkpoint(folder: str, step: int) -> Iterator[None]:
         ) from error
 
 
+def last_saved_step(folder: str) -> int | None:
+    """The step that `trainer.resume_mode=auto` continues after; `folder` is default_local_dir."""
+    return _step_in(Path(get_checkpoint_tracker_filename(str(Path(folder).absolute()))))
+
+
 def _step_in(tracker: Path) -> int | None:
     text = tracker.read_text().strip() if tracker.is_file() else ""
     return int(text) if text.isdecimal() else None
