@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -147,3 +148,64 @@ def test_a_killed_runner_s_rollout_fails_and_the_run_ends(bench: Bench) -> None:
     (line,) = [line for line in run.output.splitlines() if "no sign of life for 3 s" in line]
     assert f".{killed.pid}-" in line  # the worker's name says which process it was
     assert run.is_gone(GONE_SECONDS)
+
+
+def test_a_second_run_on_the_port_starts_no_runner(bench: Bench) -> None:
+    """Its runners would have worked for the first run."""
+    run = stopped_in(bench, "update")
+    second = bench.run("second")
+    assert second.ended() == 1
+    assert f"the store's port {bench.port}: expected a free port on 127.0.0.1" in second.output
+    assert f"process {run.pid} of" in second.output
+    assert "agentlightning.Trainer(port=" in second.output
+    assert bench.labels() == {"old"}
+    assert run.process.is_alive()
+
+
+def test_a_join_that_waits_for_a_store_serves_no_run_with_runners_of_its_own(bench: Bench) -> None:
+    joined = bench.join("foreign")
+    joined.wait_for("the agents wait for it")
+    run = bench.run("own")
+    assert joined.ended() == 1
+    assert "has runners of its own and takes no others" in joined.output
+    assert run.ended() == 0, run.output
+    assert bench.labels() == {"own"}
+    assert joined.is_gone(GONE_SECONDS)
+
+
+def test_a_join_serves_the_run_that_it_names_and_no_second_one(bench: Bench) -> None:
+    joined = bench.join("joined", "--wait=30", n_runners=1)
+    first = bench.run("first", role="algorithm")
+    joined.wait_for(f"process {first.pid} of")
+    assert first.ended() == 0, first.output
+    assert bench.labels() == {"joined"}
+    (bench.folder / "saved").unlink()
+    second = bench.run("second", role="algorithm", daemon={"first_runner_seconds": 8.0})
+    assert joined.ended() == 0
+    assert f"is now that of run {run_id_in(joined.output, second.pid)}" in joined.output
+    assert second.ended() == 1  # nobody has joined it
+    assert "no runner has asked for work in 8 s; 4 rollouts" in second.output
+    assert len(bench.asked()) == 12
+
+
+def run_id_in(output: str, pid: int) -> str:
+    found = re.search(rf"run (\w+) \([^()]*process {pid} of", output)
+    assert found, output
+    return found[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_join_takes_its_runners_with_it(bench: Bench, number: signal.Signals) -> None:
+    bench.fake.respond = held("step 1 task", 4.0)
+    run = bench.run("run", role="algorithm")
+    joined = bench.join("joined")
+    run.wait_for("sampling 1")
+    until(lambda: any("step 1 task" in message for message in bench.asked()))
+    os.kill(joined.pid, number)
+    assert joined.is_gone(GONE_SECONDS), joined.session()
+    bench.fake.respond = hello
+    following = bench.join("following")
+    assert run.ended() == 0, run.output
+    assert "4 rows of step 2" in run.output
+    assert bench.labels() == {"joined", "following"}
+    following.kill()

@@ -61,7 +61,8 @@ class StoreSource(StoreAccess):
             return Outcome(rollout_id, sample["data_id"], sample, finished.status, [], None)
         recorder = self._llm_proxy.recorder
         run = current_run()
-        if run is not None and not run.owns(attempt.worker_id) and finished.status != DEADLINE:
+        has_run = finished.status not in (DEADLINE, "cancelled")
+        if run is not None and has_run and not run.owns(attempt.worker_id):
             # A store of the user's, in another process, hands out work to whoever asks.
             self._warn_of(attempt.worker_id, run)
             recorder.discard(rollout_id)
