@@ -15,6 +15,8 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra [cpu]")
 
+import daemon_runs  # noqa: F401, I001 - first: what it imports makes no noise there
+
 from agl_fast.verl.membership import (
     Guard,
     JoinRefused,

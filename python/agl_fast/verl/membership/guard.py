@@ -34,7 +34,7 @@ class Guard:
 
     def __init__(self, store: LightningStore, run: RunIdentity) -> None:
         self.refused: set[str] = set()
-        self._store = store
+        self._store: Any = store
         self._run = run
         self._before: dict[str, Any] = {}
 
@@ -48,7 +48,7 @@ class Guard:
         async def with_identity() -> Any:
             return {**await statistics(), **self._run.statistics()}
 
-        self._store.statistics = with_identity  # type: ignore[method-assign]
+        self._store.statistics = with_identity
 
     def remove(self) -> None:
         for name in (*_GUARDED, "statistics"):
