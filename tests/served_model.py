@@ -18,6 +18,7 @@ ANSWER_SECONDS = 60.0
 END_SECONDS = 60.0
 # float32, as it was trained: vLLM would serve it in half precision.
 OPTIONS = ("--dtype", "float32", "--enforce-eager", "--host", "127.0.0.1")
+GREEDY = {"do_sample": False, "repetition_penalty": 1.0}
 
 
 class ServedModel:
@@ -40,6 +41,7 @@ class ServedModel:
             "model": str(self._folder),
             "prompt": list(prompt),
             "temperature": 0,
+            "repetition_penalty": 1.0,  # whatever the folder says
             "max_tokens": max_tokens,
             "logprobs": 0,
             "return_token_ids": True,
@@ -89,7 +91,7 @@ def greedy_of_transformers(
 ) -> tuple[list[int], list[float]]:
     """What transformers answers from the same directory."""
     model = _loaded(folder)
-    ids = model.generate(_batch(prompt), do_sample=False, max_new_tokens=max_tokens)[0].tolist()
+    ids = model.generate(_batch(prompt), **GREEDY, max_new_tokens=max_tokens)[0].tolist()
     response = ids[len(prompt) :]
     return response, log_probs(folder, prompt, response)
 

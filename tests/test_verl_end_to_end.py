@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,12 @@ pytestmark = pytest.mark.timeout(2 * TIMEOUT_SECONDS)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("verl", numbered=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("verl", numbered=True)
+    yield folder
+    # verl's copy of a model that is loaded from shared memory stays.
+    name = hashlib.md5(str(folder / "model").encode()).hexdigest()
+    shutil.rmtree(Path("/dev/shm/verl-cache") / name, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +53,12 @@ def assert_trained(metrics: dict[str, Any]) -> None:
     assert metrics["training/audit/prob_diff_max"] < 1e-4
     assert metrics["training/audit/logprob_diff/all/p99"] < 1e-4
     assert metrics["actor/grad_norm"] > 0
-    # The agents ask for another temperature, training samples with its own.
-    assert metrics["training/proxy/sampling_overridden"] == 2 * N_ROLLOUTS
+    # The agents ask for another temperature and a budget, training samples with its own.
+    for name in ("", ".temperature", ".thinking_token_budget"):
+        assert metrics[f"training/proxy/sampling_overridden{name}"] == 2 * N_ROLLOUTS
+    assert metrics["training/proxy/fields_replaced.request_id"] == 2 * N_ROLLOUTS
+    assert metrics["training/proxy/seeded"] == 2 * N_ROLLOUTS
+    assert "training/proxy/duplicates" not in metrics
 
 
 def test_three_steps_train_and_leave_nothing(folder, trained):
@@ -94,13 +105,13 @@ def test_rows_are_those_of_the_recorded_calls(folder, trained):
     assert [batch["step"] for batch in batches] == [1, 2, 3]
     for batch in batches:
         assert N_ROLLOUTS <= batch["rows"] <= 2 * N_ROLLOUTS
-        assert_whole(batch)
+        assert_whole(batch, n_calls=2)
 
 
-def assert_whole(batch: dict[str, Any]) -> None:
+def assert_whole(batch: dict[str, Any], *, n_calls: int) -> None:
     assert len(batch["rollouts"]) == N_ROLLOUTS
     assert len({data_id for _, data_id, _, _ in batch["rollouts"]}) == 4
-    assert all(n_calls == 2 for *_, n_calls in batch["rollouts"])
+    assert {found for *_, found in batch["rollouts"]} == {n_calls}
     assert batch["policy_versions"] == [batch["step"] - 1]
 
 
@@ -152,8 +163,15 @@ def test_the_documented_example_resumes_with_the_weights_that_were_saved(folder,
 def test_the_documented_example_trains_a_row_per_call(folder, resumed):
     *_, batch = lines(folder / "batches.jsonl")
     assert batch["step"] == 4
-    assert batch["rows"] == 2 * N_ROLLOUTS
-    assert_whole(batch)
+    assert batch["rows"] == 3 * N_ROLLOUTS  # two answers to the second question
+    assert_whole(batch, n_calls=3)
+
+
+def test_the_documented_example_scores_texts_and_trains_none_of_them(folder, resumed):
+    *_, trained = lines(folder / "metrics-6.jsonl")
+    assert trained["data"]["training/proxy/recorded"] == 3 * N_ROLLOUTS
+    assert trained["data"]["training/proxy/unrecorded"] == N_ROLLOUTS
+    assert trained["data"]["training/proxy/bad_requests"] == N_ROLLOUTS
 
 
 def test_a_run_ends_with_the_cause_when_the_server_dies(resumed):

@@ -191,6 +191,15 @@ def deaf(folder: Path, steps: int) -> dict[str, Any]:
 
 TWO_RANKS = {"trainer__n_gpus_per_node": 2}
 PACKED = {"actor_rollout_ref__model__override_config__attn_implementation": "agl_fast_tree"}
+
+
+def change_defaults(model: Path) -> None:
+    """Let the model's folder say how to sample, which a run must not follow."""
+    path = model / "generation_config.json"
+    defaults = {"do_sample": True, "min_p": 0.2, "top_k": 5, "repetition_penalty": 1.5}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **defaults}))
+
+
 RUNS = {
     "trajectory": (trajectory, verl_agents.count),
     "bfloat16": (bfloat16, verl_agents.count),
@@ -209,7 +218,10 @@ RUNS = {
         verl_agents.count,
     ),
     "documented": (
-        lambda folder, steps: documented(**sizes(folder, steps)),
+        # The servers load a copy of the model, under another path.
+        lambda folder, steps: documented(
+            **sizes(folder, steps), actor_rollout_ref__model__use_shm=True
+        ),
         verl_agents.Counter(),
     ),
 }
@@ -228,6 +240,7 @@ def main() -> None:
     os.environ["VERL_FILE_LOGGER_PATH"] = str(options.folder / f"metrics-{options.steps}.jsonl")
     if not (options.folder / "model").exists():
         make_tiny_model(options.folder / "model", two_call_task.corpus(), max_length=P + R, seed=1)
+        change_defaults(options.folder / "model")
     settings, agent = RUNS[options.config]
     algorithm = VERL(
         settings(options.folder, options.steps),
