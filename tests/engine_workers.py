@@ -48,7 +48,7 @@ def configured(
                 "actor": {
                     "ppo_mini_batch_size": n_groups,
                     "use_dynamic_bsz": True,
-                    "ppo_max_token_len_per_gpu": 128,
+                    "ppo_max_token_len_per_gpu": max(128, sum(widths)),
                     **actor,
                 },
                 "rollout": {
