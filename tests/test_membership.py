@@ -26,7 +26,7 @@ from agl_fast.verl.membership import (
     run_at,
 )
 from agl_fast.verl.membership.identity import join_run, set_current_run, with_worker_names
-from daemon_runs import agentlightning, daemon_bench, new_store, scripted_runners
+from daemon_runs import agentlightning, daemon_bench, new_daemon, new_store, scripted_runners
 from store_server import client_of, served
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed", "ignore::ResourceWarning")
@@ -169,9 +169,6 @@ def test_what_another_run_s_runner_did_is_not_trained(current: RunIdentity, capl
 
 
 def test_a_None_of_a_store_that_is_away_is_not_believed() -> None:
-    from agl_fast.verl.daemon.store_access import StoreAccess
-    from agl_fast.verl.deadlines import Deadlines
-
     store = new_store()
     with served(store) as server, client_of(server) as client:
         rollout = asyncio.run(store.enqueue_rollout({}))
@@ -184,6 +181,6 @@ def test_a_None_of_a_store_that_is_away_is_not_believed() -> None:
             return None if n_asked[0] == 1 else await get(rollout_id)
 
         client.get_latest_attempt = as_if_away
-        access = StoreAccess(client, Deadlines())
-        found = asyncio.run(access.latest_attempt(rollout.rollout_id))
+        source = new_daemon(client)._source
+        found = asyncio.run(source.latest_attempt(rollout.rollout_id))
     assert found.attempt_id == attempted.attempt.attempt_id

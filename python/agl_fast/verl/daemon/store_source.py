@@ -64,8 +64,8 @@ class StoreSource(StoreAccess):
         has_run = finished.status not in (DEADLINE, "cancelled")
         if run is not None and has_run and not run.owns(attempt.worker_id):
             # A store of the user's, in another process, hands out work to whoever asks.
+            # The calls stay until the rollout ends: after a discard the recorder takes no more.
             self._warn_of(attempt.worker_id, run)
-            recorder.discard(rollout_id)
             await self.queue_again(rollout_id)
             return None
         calls = recorder.take(rollout_id, attempt.attempt_id)
