@@ -11,11 +11,12 @@ import os
 import re
 import textwrap
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 pytest.importorskip("agentlightning", reason="needs the extra [cpu] or [verl]")
 
@@ -208,6 +209,27 @@ def composes(code: str) -> None:
     assert config.data.max_response_length == 2048
 
 
+@checks("first_hour_on_a_gpu", 0, 1, 2, 3)
+def settings_of_the_gpu_page(code: str) -> None:
+    changed: dict[str, Any] = run(f"changed = {code.strip()}")["changed"]
+    config = composed(merged(composable(), changed))
+    for path, value in leaves(changed):
+        assert OmegaConf.select(config, path) == value, path
+
+
+def merged(base: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    found: Any = OmegaConf.to_container(OmegaConf.merge(base, changed))
+    return dict(found)
+
+
+def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
 @checks("migration", 0)
 def the_import_that_changes(code: str) -> None:
     _, after = code.split("# after")  # Agent-lightning's own fails on verl 0.9.1
@@ -340,7 +362,10 @@ def settings_on_the_page(code: str) -> None:
 
 def composable() -> dict[str, Any]:
     names = run(examples("configuration")[0], VERL=dict)
-    return dict(names["algorithm"])
+    settings = dict(names["algorithm"])
+    # As long as the rows of every page.
+    settings["actor_rollout_ref"]["actor"]["ppo_max_token_len_per_gpu"] = 65536
+    return settings
 
 
 def test_every_example_has_a_check() -> None:

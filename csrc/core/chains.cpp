@@ -137,10 +137,7 @@ MismatchKind Chains::kind_of(const TokenReader& prompt, int64_t index, const Cha
   if (index >= closest.prompt_length || begin - index > kOtherPrompt) return other;
   const int64_t last = std::min(index + kOtherPrompt, prompt.size() - 1);
   for (int64_t i = index + 1; i <= last; ++i) {
-    const bool ends_alike = prompt.at(i - 1) == answer[-1];
-    if (!ends_alike && has_answer(prompt, i, answer, 0, length)) {
-      return MismatchKind::kGenerationPrompt;
-    }
+    if (has_answer(prompt, i, answer, 0, length)) return MismatchKind::kGenerationPrompt;
   }
   return other;
 }

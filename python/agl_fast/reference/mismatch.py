@@ -58,7 +58,7 @@ def _is_generation_prompt(
         is_first
         and len(expected) <= _OTHER_PROMPT
         and any(
-            prompt[i - 1] != expected[-1] and prompt[i : i + len(begins)] == begins
+            prompt[i : i + len(begins)] == begins
             for i in range(1, min(_OTHER_PROMPT, len(prompt) - 1) + 1)
         )
     )
