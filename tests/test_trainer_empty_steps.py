@@ -13,6 +13,7 @@ from training_loop import FakeDaemon, Loop, keep_logs  # isort: skip
 import agl_fast
 from agl_fast.verl.config import compose
 from agl_fast.verl.trainer import AgentLightningTrainer, ppo_step
+from agl_fast.verl.trainer.empty_steps import NothingTrainedError
 from agl_fast.verl.trainer.step import step_without_rows
 from agl_fast.verl.trainer.watch import ServersAlive
 from verl_settings import documented
@@ -74,6 +75,19 @@ def test_a_run_goes_on_after_an_empty_step(logged, caplog, tmp_path):
 
 
 @pytest.mark.parametrize("of_learning", [False, True])
+def test_a_run_that_trained_nothing_is_an_error(logged, of_learning):
+    """Fewer steps than `max_empty_steps` allows in a row."""
+    empty = {1, 2, 3, 4}
+    loop = PartlyEmpty(
+        sampled=set() if of_learning else empty, learned=empty if of_learning else set()
+    )
+    loop.config.agentlightning.max_empty_steps = 9
+    with pytest.raises(NothingTrainedError, match="all 4 steps were empty"):
+        loop.fit()
+    assert loop.events[-1] == "stop"
+
+
+@pytest.mark.parametrize("of_learning", [False, True])
 @pytest.mark.parametrize(("limit", "ends_in"), [(0, 1), (1, 2), (3, 4)])
 def test_too_many_in_a_row_end_the_run(logged, limit, ends_in, of_learning):
     empty = {1, 2, 3, 4}
@@ -108,7 +122,7 @@ def test_servers_sleep_and_the_daemon_forgets_after_an_empty_step():
     loop = Loop()
     loop.global_steps = 1
     loop.config.data = {"max_prompt_length": 4, "max_response_length": 4}
-    loop.servers_alive = ServersAlive([], [])
+    loop.servers_alive = ServersAlive([], [], loop.deadlines().server_silent)
     loop.agent_mode_daemon = daemon = FakeDaemon(loop.events)
     daemon.clear_data_and_server = lambda: loop.events.append("clear")
 

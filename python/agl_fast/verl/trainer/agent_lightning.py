@@ -93,6 +93,7 @@ class AgentLightningTrainer(RayPPOTrainer):
 
         Raises:
             EmptyBatchError: too many steps in a row had nothing to train on.
+            NothingTrainedError: the run ended, and every step was empty.
             PolicyMismatchError: the servers sample with other weights than the actor's.
             RuntimeError: a server or worker died; its error is the cause.
             TimeoutError: something took too long.
@@ -122,6 +123,7 @@ class AgentLightningTrainer(RayPPOTrainer):
             self.agent_mode_daemon.start()
             try:
                 self._fit()
+                self.empty_steps.require_learning()
             finally:
                 if hasattr(self.agent_mode_daemon, "stop"):
                     self.agent_mode_daemon.stop()

@@ -11,6 +11,10 @@ logger = logging.getLogger(__name__)
 KEY = "agentlightning.max_empty_steps"
 
 
+class NothingTrainedError(RuntimeError):
+    """A run ended without having trained a single token."""
+
+
 class EmptySteps:
     """Lets a run skip them, and ends it when too many come one after another.
 
@@ -21,6 +25,8 @@ class EmptySteps:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._in_a_row = 0
+        self._n_learned = 0
+        self._last_empty: agl_fast.EmptyBatchError | None = None
 
     def count(self, empty: agl_fast.EmptyBatchError | None) -> dict[str, float]:
         """Take note of a step.
@@ -36,7 +42,9 @@ class EmptySteps:
         """
         self._in_a_row = 0 if empty is None else self._in_a_row + 1
         if empty is None:
+            self._n_learned += 1
             return {"training/n_empty_steps": 0}
+        self._last_empty = empty
         if self._in_a_row > self._limit:
             if self._limit:
                 logger.error("The run ends after %d empty steps in a row.", self._in_a_row)
@@ -49,3 +57,15 @@ class EmptySteps:
             self._limit,
         )
         return {"training/n_empty_steps": 1}
+
+    def require_learning(self) -> None:
+        """End the run with an error where every step was empty.
+
+        Raises:
+            NothingTrainedError: no step has trained a token; the last one's reason is the cause.
+        """
+        if self._last_empty is not None and not self._n_learned:
+            raise NothingTrainedError(
+                f"this run trained nothing: all {self._in_a_row} steps were empty. The last one: "
+                f"{self._last_empty}"
+            ) from self._last_empty
