@@ -373,3 +373,25 @@ def test_the_server_warns_where_others_reach_it(caplog):
 def test_wrong_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         new_daemon(**{"store": None, "mode": "v0", "port": 1, **arguments})
+
+
+@pytest.mark.parametrize("value", [1e300, "-0.5", True, None])
+def test_a_triplet_that_cannot_be_a_row_is_left_out(value):
+    """It never ends a run: the rollout's other calls are trained. None: it has no ids."""
+
+    def agent(task, llm):
+        rollout = converse(task, llm)
+        response = rollout.triplets[1].response
+        if value is None:
+            del response["token_ids"]
+        else:
+            response["logprobs"][0] = value
+        return rollout
+
+    with v0_bench() as bench:
+        bench.client = client_of_algorithm(bench.port)
+        bench.enqueue(1)
+        bench.serve(agent, 1)
+        rows, metrics = bench.daemon.get_train_data_batch(64, 64, "cpu", 1)
+    assert rows.batch["response_mask"].sum(dim=1).tolist() == [len(HELLO)]
+    assert metrics["training/proxy/refused_triplets"] == 1

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 from agentlightning import LLM
 
-from agl_fast.batch.calls import Rollout
+from agl_fast.batch.builder import BatchBuilder
+from agl_fast.batch.calls import Call, Rollout
 from agl_fast.verl.daemon.legacy_server import LegacyServer
 from agl_fast.verl.daemon.outcomes import Outcome
 from agl_fast.verl.daemon.waiting import Finished
 from agl_fast.verl.proxy.llm_proxy import LLMProxy
+
+logger = logging.getLogger(__name__)
 
 _NO_IDS = (
     "rollout {rollout_id!r}: none of the {n} triplets that its client posted has token ids. The "
@@ -87,7 +92,8 @@ class LegacySource:
         triplets = [] if posted is None else posted.triplets or []
         if triplets and not any(map(_has_ids, triplets)):
             raise ValueError(_NO_IDS.format(rollout_id=rollout_id, n=len(triplets)))
-        calls = Rollout.from_triplets(rollout_id, data_id, triplets).calls
+        found = (self._call(rollout_id, index, triplet) for index, triplet in enumerate(triplets))
+        calls = [call for call in found if call is not None]
         for call in calls:
             call.policy_version = self._policy_version
         reward = None if posted is None else posted.final_reward
@@ -102,6 +108,24 @@ class LegacySource:
             None if begun is None else begun.start_time - finished.queued_at,
             None if begun is None else finished.ended_at - begun.start_time,
         )
+
+    def _call(self, rollout_id: str, index: int, triplet: Any) -> Call | None:
+        """The triplet's call; None, logged and counted, where no batch would take it."""
+        builder = BatchBuilder(
+            level="transition", max_prompt_length=1, max_response_length=1, pad_token_id=0
+        )
+        try:
+            (call,) = Rollout.from_triplets(rollout_id, rollout_id, [triplet]).calls
+            without_reward = copy(call)  # rewards are checked with those of the whole rollout
+            without_reward.reward = None
+            builder.add(Rollout(rollout_id, rollout_id, [without_reward]))
+        except (TypeError, ValueError) as error:
+            logger.error(
+                "Rollout %r, triplet %d of its client is not trained: %s", rollout_id, index, error
+            )
+            self._llm_proxy.recorder.count("refused_triplets")
+            return None
+        return call
 
 
 def _has_ids(triplet: Any) -> bool:

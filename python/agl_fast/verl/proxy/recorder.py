@@ -60,6 +60,7 @@ class Recorder:
                                  failed (502); ``refused_answers.usage`` etc.: by cause;
                                  ``refused_tokens``, also of ``without_token_ids`` and
                                  ``store_errors``
+    refused_triplets             mode v0: triplets of clients that cannot be a row
     discarded                    choices of attempts that another one replaced, and of rollouts that
                                  were given up; ``discarded_tokens``
     late                         choices that came after their rollout had ended; ``late_tokens``
