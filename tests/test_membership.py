@@ -70,6 +70,8 @@ def test_a_store_gives_work_to_its_own_runners_alone(run: RunIdentity, caplog: A
         assert worker.worker_id == taken.attempt.worker_id
         (more,) = await ours.dequeue_many_rollouts(limit=2, worker_id="Worker-1")
         assert more.input == {"task": 2}
+        for client in (ours, plain, of_other):
+            await client.close()
 
     def clients(server: Any) -> list[Any]:
         # Refusals that a client retries would take seconds.
@@ -182,5 +184,11 @@ def test_a_None_of_a_store_that_is_away_is_not_believed() -> None:
 
         client.get_latest_attempt = as_if_away
         source = new_daemon(client)._source
-        found = asyncio.run(source.latest_attempt(rollout.rollout_id))
+
+        async def ask() -> Any:
+            found = await source.latest_attempt(rollout.rollout_id)
+            await client.close()
+            return found
+
+        found = asyncio.run(ask())
     assert found.attempt_id == attempted.attempt.attempt_id
