@@ -195,13 +195,18 @@ def test_metrics_of_before_and_after_processing(make_actor, model):
     batch = batch_of("trajectory")
     metrics = take_step(batch, workers, config)
     kept = ~batch.tensors["is_drop_mask"]
-    lengths = batch.tensors["attention_mask"][:, batch.tensors["prompts"].shape[1] :].sum(dim=1)
+    attended = batch.tensors["attention_mask"][:, batch.tensors["prompts"].shape[1] :].sum(dim=1)
+    sampled = batch.tensors["response_mask"].sum(dim=1)
+    context = attended - sampled
     for suffix, counted in (("before", torch.ones_like(kept)), ("after", kept)):
         for name, value in (
-            ("response_length/mean", lengths[counted].double().mean()),
+            ("response_length/mean", sampled[counted].double().mean()),
+            ("context_length/mean", context[counted].double().mean()),
             ("critic/score/mean", batch.tensors["token_level_scores"].sum(1)[counted].mean()),
         ):
             assert metrics[f"{name}_{suffix}_processing"] == pytest.approx(float(value))
+    rewards = [rollout.reward for rollout in batch.rollouts]
+    assert metrics["critic/score/mean"] == pytest.approx(sum(rewards) / len(rewards))
     for name in ("actor/grad_norm", "actor/entropy_loss", "actor/pg_loss", "perf/mfu/actor"):
         assert name in metrics
 
