@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 PHASES = ("sampling", "update", "sync", "save")
-SECONDS = 60.0
+SECONDS = 240.0  # the first process imports everything; a busy machine is slow
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["process_runs", "daemon_runs", "agl_fast.algorithm"])
 
@@ -147,6 +147,7 @@ def join(options: Options, arguments: list[str]) -> int:
         f".fit(process_runs.talker({options.label!r}))\n"
         "process_runs.say('after fit')\n"
     )
+    sys.path.insert(0, "")  # the command puts the script's folder in the place of the first one
     return command.main([f"--port={options.port}", "--host=127.0.0.1", *arguments, str(script)])
 
 
