@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
 import verl_trainer_imports  # noqa: F401
@@ -107,14 +108,74 @@ def test_a_server_that_answers_lives_and_a_silent_one_is_given_up(actors_live):
         )
         patient()
         impatient()
-    patient()  # one silence proves nothing
+    for _ in range(watch.FAILURES_IN_A_ROW - 1):
+        impatient()  # a few failures prove nothing
+    for _ in range(watch.FAILURES_IN_A_ROW):
+        patient()
     with pytest.raises(RuntimeError, match=rf"{address} has not answered for 0 s \(a\.key\)"):
         impatient()
 
 
 def test_a_server_whose_engine_is_dead_says_so(actors_live):
-    with health_server(503) as address, pytest.raises(RuntimeError, match=f"{address} is dead"):
-        ServersAlive([address], [object()], Limit(45.0))()
+    with health_server(503) as address:
+        alive = ServersAlive([address], [object()], Limit(45.0))
+        for _ in range(watch.FAILURES_IN_A_ROW - 1):
+            alive()
+        with pytest.raises(RuntimeError, match=f"{address} is dead"):
+            alive()
+
+
+def test_failures_that_are_not_in_a_row_end_nothing(monkeypatch, actors_live):
+    """64 servers, one of which misses every second question."""
+    addresses = [f"10.0.0.{i}:80" for i in range(64)]
+    alive = ServersAlive(addresses, [None] * 64, Limit(0.0))
+
+    class Client:
+        asked = 0
+
+        def get(self, url: str) -> httpx.Response:
+            if url == f"http://{addresses[-1]}/health":
+                Client.asked += 1
+                if Client.asked % 2:
+                    raise httpx.ReadTimeout("busy for once")
+            return httpx.Response(200, request=httpx.Request("GET", url))
+
+    monkeypatch.setattr(alive, "_client", Client())
+    for _ in range(12):
+        alive()
+    assert Client.asked == 12
+
+
+def test_every_server_is_asked_at_the_same_time(monkeypatch, actors_live):
+    """All 64 requests are under way before one is answered."""
+    together = threading.Barrier(64)
+
+    class Client:
+        def get(self, url: str) -> httpx.Response:
+            together.wait(20)
+            return httpx.Response(200, request=httpx.Request("GET", url))
+
+    alive = ServersAlive([f"10.0.0.{i}:80" for i in range(64)], [None] * 64, Limit(0.0))
+    monkeypatch.setattr(alive, "_client", Client())
+    alive()
+
+
+def test_a_server_whose_actor_died_is_named_at_once(monkeypatch):
+    def dead(what: str, handle: object) -> None:
+        raise RuntimeError(f"{what} is dead: the actor died")
+
+    monkeypatch.setattr(watch, "_require_living_actor", dead)
+    with health_server(200) as good:
+        with health_server(200) as gone:
+            pass
+        with pytest.raises(RuntimeError, match=f"{gone} is dead: the actor died"):
+            ServersAlive([good, gone], [object(), object()], Limit(45.0))()
+
+
+def test_workers_are_asked_at_the_same_time(monkeypatch):
+    together = threading.Barrier(16)
+    monkeypatch.setattr(watch, "_require_living_actor", lambda *_: together.wait(20))
+    WorkersAlive([object()] * 16)()
 
 
 def test_a_dead_worker_is_named_with_its_cause(monkeypatch):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import ray
@@ -16,7 +18,12 @@ from agl_fast.verl.deadline import Limit, deadline
 
 CHECK_SECONDS = 2.0
 ANSWER_SECONDS = 10.0
+FAILURES_IN_A_ROW = 3
+MAX_THREADS = 64
 WORKER_SECONDS = 10.0  # between two questions to the training workers
+
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
 
 
 @contextmanager
@@ -91,6 +98,9 @@ class _Watcher:
 class ServersAlive:
     """Raises once a vLLM server is dead or has been silent for too long.
 
+    Every server is asked at the same time, so that one that is slow hides no other and ages none.
+    One failure proves nothing, except that of a server whose actor has died.
+
     Args:
         addresses: `host:port` of each server.
         handles: their Ray actors.
@@ -101,28 +111,46 @@ class ServersAlive:
         self._silent = silent
         self._servers = list(zip(addresses, handles, strict=True))
         self._answered_at: dict[str, float] = {}
+        self._failures: Counter[str] = Counter()
         # Its own addresses only: no proxy of the environment is asked.
-        self._client = httpx.Client(timeout=ANSWER_SECONDS, trust_env=False)
+        self._client = httpx.Client(
+            timeout=ANSWER_SECONDS,
+            trust_env=False,
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=CHECK_SECONDS),
+        )
 
     def __call__(self) -> None:
-        for address, handle in self._servers:
-            since = self._answered_at.setdefault(address, time.monotonic())
-            try:
-                self._client.get(f"http://{address}/health").raise_for_status()
-            except httpx.HTTPError as error:
-                _require_living_actor(f"vLLM server {address}", handle)
-                if isinstance(error, httpx.HTTPStatusError):
-                    raise RuntimeError(f"vLLM server {address} is dead: {error}") from error
-                if time.monotonic() - since > self._silent.seconds:
-                    raise RuntimeError(
-                        f"vLLM server {address} has not answered for {self._silent}: {error!r}"
-                    ) from error
-            else:
+        begin = time.monotonic()
+        errors = _at_once(self._ask, self._servers)
+        for (address, _), error in zip(self._servers, errors, strict=True):
+            since = self._answered_at.setdefault(address, begin)
+            if error is None:
                 self._answered_at[address] = time.monotonic()
+                self._failures[address] = 0
+                continue
+            self._failures[address] += 1
+            if self._failures[address] < FAILURES_IN_A_ROW:
+                continue
+            if isinstance(error, httpx.HTTPStatusError):
+                raise RuntimeError(f"vLLM server {address} is dead: {error}") from error
+            if time.monotonic() - since > self._silent.seconds:
+                raise RuntimeError(
+                    f"vLLM server {address} has not answered for {self._silent}: {error!r}"
+                ) from error
 
     def begin(self) -> None:
         """Start anew after a time in which nobody asked."""
         self._answered_at.clear()
+        self._failures.clear()
+
+    def _ask(self, server: tuple[str, Any]) -> httpx.HTTPError | None:
+        address, handle = server
+        try:
+            self._client.get(f"http://{address}/health").raise_for_status()
+        except httpx.HTTPError as error:
+            _require_living_actor(f"vLLM server {address}", handle)
+            return error
+        return None
 
 
 class WorkersAlive:
@@ -139,9 +167,16 @@ class WorkersAlive:
     def __call__(self) -> None:
         if time.monotonic() - self._asked_at < WORKER_SECONDS:
             return
-        for worker in self._workers:
-            _require_living_actor("a training worker", worker)
+        _at_once(lambda worker: _require_living_actor("a training worker", worker), self._workers)
         self._asked_at = time.monotonic()
+
+
+def _at_once(ask: Callable[[Asked], Answer], asked: Sequence[Asked]) -> list[Answer]:
+    """The answers in the order of the asked; the first error where one raises."""
+    if not asked:
+        return []
+    with ThreadPoolExecutor(min(len(asked), MAX_THREADS), "agl_fast-ask") as threads:
+        return list(threads.map(ask, asked))
 
 
 def _require_living_actor(what: str, handle: Any) -> None:
