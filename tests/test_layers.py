@@ -40,7 +40,7 @@ STOREYS = [
     {"analysis"},
     {"recording"},
     {"batch"},
-    {"ops", "model_facts"},
+    {"ops", "model_facts", "printable"},
     {"_core", "_cuda"},
 ]
 NOWHERE = len(STOREYS)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
+from agl_fast.printable import escaped
 from agl_fast.quickstart.run_log import LEVELS, RunLog
 from agl_fast.quickstart.trajectory import Piece
 
@@ -108,8 +109,8 @@ def _page(log: RunLog, shown: Mapping[str, list[list[Piece]]], peak_memory_gib: 
 
 def _coloured(row: Sequence[Piece]) -> str:
     return "".join(
-        f'<span class="{"trained" if piece.trained else "read"}">{escape(piece.text)}</span>'
-        for piece in row
+        f'<span class="{kind}">{escape(escaped(text))}</span>'
+        for kind, text in (("trained" if piece.trained else "read", piece.text) for piece in row)
     )
 
 

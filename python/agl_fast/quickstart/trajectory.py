@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import agl_fast
+from agl_fast.printable import escaped
 from agl_fast.quickstart.run_log import Level, Played, rows_of
 
 
@@ -43,12 +44,20 @@ def pieces_of(played: Played, tokenizer: Any, level: Level = "trajectory") -> li
 
 
 def marked(rows: list[list[Piece]], level: Level = "trajectory") -> str:
-    """For a terminal: trained tokens stand between « and »."""
+    """For a terminal: trained tokens stand between « and ».
+
+    These two characters and control characters of the text itself are escaped, and its lines are
+    indented, so that no text passes for a mark or for the line between two rows.
+    """
     part = "branch" if level == "tree" else "row"
-    texts = [
-        "".join(f"«{piece.text}»" if piece.trained else piece.text for piece in row) for row in rows
-    ]
-    return f"\n--- another {part} ---\n".join(texts)
+    texts = ["".join(_marked(piece) for piece in row) for row in rows]
+    indented = ["\n".join(f"  {line}" for line in text.split("\n")) for text in texts]
+    return f"\n--- another {part} ---\n".join(indented)
+
+
+def _marked(piece: Piece) -> str:
+    text = escaped(piece.text, also="«»")
+    return f"«{text}»" if piece.trained else text
 
 
 def _runs(ids: list[tuple[int, bool]], tokenizer: Any) -> list[Piece]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agl_fast.batch.calls import Rollout
+from agl_fast.recording.private import private_folder
 from agl_fast.recording.writer import RecordingWriter
 
 logger = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ class RunRecorder:
             if self._writer is not None:
                 self._writer.close()
                 self._writer = None
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private_folder(self.folder)
             about = {"phase": phase, "step": step, "policy_version": policy_version}
             self._writer = RecordingWriter(path, {**about, **self._about})
         self._writer.write(rollout)

@@ -12,6 +12,7 @@ from typing import Any
 from agl_fast._core import __version__
 from agl_fast.batch.calls import Rollout
 from agl_fast.recording.encoding import encode_rollout
+from agl_fast.recording.private import private_opener
 
 FORMAT = "agl_fast"
 VERSION = 1
@@ -19,6 +20,8 @@ VERSION = 1
 
 class RecordingWriter:
     """Writes a recording, one line a rollout; a line is in the file when ``write`` returns.
+
+    Only the file's owner may read it.
 
     Args:
         path: a new file; with the suffix ``.gz`` every line is compressed by itself, so that the
@@ -35,7 +38,7 @@ class RecordingWriter:
         self.path = Path(path)
         self._compresses = self.path.suffix == ".gz"
         # Unbuffered: what cannot be written is known at once, and which rollout it was.
-        self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115
+        self._file = open(self.path, "xb", buffering=0, opener=private_opener)  # noqa: SIM115
         header = {"recording": FORMAT, "version": VERSION, "agl_fast": __version__}
         try:
             self._append({**header, "about": dict(about or {})})
@@ -68,8 +71,7 @@ class RecordingWriter:
 
     def _append(self, value: dict[str, Any]) -> None:
         # Samples and sampling parameters may hold anything; what JSON has no word for is told.
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=repr)
-        line = memoryview(self._packed(text.encode("utf-8", "surrogatepass") + b"\n"))
+        line = memoryview(self._packed(_json(value) + b"\n"))
         begin = self._file.tell()
         try:
             while line:
@@ -81,3 +83,12 @@ class RecordingWriter:
 
     def _packed(self, line: bytes) -> bytes:
         return gzip.compress(line, compresslevel=1, mtime=0) if self._compresses else line
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    """UTF-8, whatever the strings hold."""
+    options: dict[str, Any] = {"separators": (",", ":"), "default": repr}
+    try:
+        return json.dumps(value, ensure_ascii=False, **options).encode()
+    except UnicodeEncodeError:  # lone surrogates, which JSON can only escape
+        return json.dumps(value, ensure_ascii=True, **options).encode()

@@ -13,6 +13,8 @@ import numpy as np
 import agl_fast
 from agl_fast.batch.causes import closest_call
 from agl_fast.batch.mismatch import AGENT_LIGHTNING_NAMES
+from agl_fast.printable import escaped_line
+from agl_fast.recording.private import private_folder, private_opener
 
 CASES_A_STEP = 16
 LOG_BYTES = 4 << 20
@@ -28,7 +30,7 @@ class MismatchLog:
     ``CASES_A_STEP``, and it ends with ``LOG_BYTES``: metrics count them all.
 
     Args:
-        folder: made when there is something to write.
+        folder: made when there is something to write, for its owner only, as are the logs.
         tokenizer: with ``decode``; None: no texts.
     """
 
@@ -53,9 +55,10 @@ class MismatchLog:
         if not of_log:
             return
         of_id = {rollout.rollout_id: rollout for rollout in rollouts}
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder)
         for name, cases in of_log.items():
-            with (self._folder / f"{name}_mismatch.log").open("a", encoding="utf-8") as log:
+            path = self._folder / f"{name}_mismatch.log"
+            with open(path, "a", encoding="utf-8", opener=private_opener) as log:
                 for mismatch in cases[:CASES_A_STEP]:
                     if log.tell() >= LOG_BYTES:
                         break
@@ -74,7 +77,7 @@ class MismatchLog:
         shown = slice(mismatch.index, mismatch.index + _SHOWN_TOKENS)
         of_step = "" if step is None else f"step {step}, "
         yield (
-            f"----- {of_step}rollout {mismatch.rollout_id}, call {mismatch.call}: "
+            f"----- {of_step}rollout {escaped_line(mismatch.rollout_id)}, call {mismatch.call}: "
             f"{mismatch.kind} at token {mismatch.index} of {len(prompt)}, after call {closest}"
         )
         before = prompt[max(0, mismatch.index - _SHOWN_TOKENS) : mismatch.index]
@@ -85,7 +88,7 @@ class MismatchLog:
         ):
             if self._tokenizer is not None:
                 text = self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
-                yield f"{name:8} {json.dumps(text, ensure_ascii=False)}"
+                yield f"{name:8} {escaped_line(json.dumps(text, ensure_ascii=False))}"
             if name != "before":
                 yield f"{'':8} {ids.tolist()}"
         yield ""
