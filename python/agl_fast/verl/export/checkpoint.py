@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,13 @@ def whole_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def _shard(folder: Path, world_size: int, rank: int) -> dict[str, Any]:
     path = folder / f"model_world_size_{world_size}_rank_{rank}.pt"
-    # verl's own files: they hold DTensors, which torch does not load as weights only.
-    shard: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
+    try:
+        # Tensors and DTensors only: the file runs no code.
+        shard: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path} holds more than tensors, and loading it could run code: {error}"
+        ) from error
     return shard
 
 
