@@ -82,6 +82,7 @@ class FakeOpenAIServer:
         self.requests: list[Request] = []
         self.connections = 0
         self.sampled = 0  # tokens in what was sent
+        self.is_frozen = False  # /health is not answered either
         self.aborted = 0  # requests whose client went away before the answer was complete
         self.respond: Callable[[Request], Answer] = lambda request: Answer()
         self._script: deque[Answer] = deque()
@@ -143,6 +144,10 @@ class FakeOpenAIServer:
         if id(http.transport) not in self._seen:
             self._seen.add(id(http.transport))
             self.connections += 1
+        if http.path == "/health":
+            if self.is_frozen:
+                await asyncio.sleep(60)
+            return web.Response()
         raw = await http.read()
         request = Request(
             http.method, http.path, dict(http.headers), json.loads(raw) if raw else {}
@@ -231,11 +236,14 @@ class FakeOpenAIServer:
         await reply.write(b"data: [DONE]\n\n")
         return reply
 
+    def _next_id(self, chat: bool) -> str:
+        return f"{'chatcmpl' if chat else 'cmpl'}-{self.port}-{next(self._ids)}"
+
     def _parts(self, request: Request, answer: Answer) -> Iterator[dict[str, Any]]:
         """The events of a stream, one token each; a whole answer is made of them, too."""
         body = request.body
         chat = request.path.endswith("/chat/completions")
-        response_id = answer.response_id or f"{'chatcmpl' if chat else 'cmpl'}-{next(self._ids)}"
+        response_id = answer.response_id or self._next_id(chat)
         base = {"id": response_id, "created": 0, "model": body.get("model") or self.model}
         base["object"] = "chat.completion.chunk" if chat else "text_completion"
         wants_ids = bool(body.get("return_token_ids"))

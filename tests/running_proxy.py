@@ -60,9 +60,12 @@ class RunningProxy:
 
 @contextmanager
 def running_proxy(
-    *fakes: FakeOpenAIServer, api_key: str | None = None, timeout_seconds: float = 10.0
+    *fakes: FakeOpenAIServer,
+    api_key: str | None = None,
+    timeout_seconds: float = 10.0,
+    **settings: Any,
 ) -> Iterator[RunningProxy]:
-    server = ProxyServer(api_key=api_key, timeout_seconds=timeout_seconds)
+    server = ProxyServer(api_key=api_key, timeout_seconds=timeout_seconds, **settings)
     thread = ServingThread(server)
     url = f"http://127.0.0.1:{thread.start('127.0.0.1', None)}"
     try:

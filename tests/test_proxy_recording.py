@@ -49,7 +49,7 @@ def test_call_is_recorded_packed(fake, proxy):
     assert call.prompt_ids.tolist() == prompt_ids_of(say("hi"))
     assert call.response_ids.tolist() == [5, 6]
     assert call.log_probs.tolist() == [-0.25, -1.5]
-    assert call.response_id == recorded.response_id == "chatcmpl-0"
+    assert call.response_id == recorded.response_id == f"chatcmpl-{fake.port}-0"
     assert (call.finish_reason, call.policy_version, call.agent) == ("length", 3, "solver")
     assert call.trainable
     assert dict(call.sampling) == {"temperature": 1.0, "top_p": 0.9, "top_k": -1}
@@ -139,7 +139,7 @@ def test_every_choice_is_a_call(fake, proxy, stream):
         [11, 12, 13],
         [12, 13, 14],
     )
-    assert first.response_id == second.response_id == "chatcmpl-0"
+    assert first.response_id == second.response_id == f"chatcmpl-{fake.port}-0"
     assert first.call.response_id != second.call.response_id
     assert first.sequence == second.sequence
     assert first.call.prompt_ids.tolist() == second.call.prompt_ids.tolist()

@@ -33,6 +33,9 @@ AT_LEAST_ONE = (
     "trainer.total_epochs",
     "trainer.n_gpus_per_node",
     "agentlightning.max_ppo_update_times",
+    "agentlightning.proxy.max_body_bytes",
+    "agentlightning.proxy.max_header_bytes",
+    "agentlightning.proxy.max_connections",
     "agentlightning.trace_aggregator.trajectory_max_prompt_length",
     "agentlightning.trace_aggregator.trajectory_max_response_length",
     "agentlightning.trace_aggregator.trajectory_max_total_length",
@@ -44,6 +47,9 @@ ABOVE_ZERO = (
     "agentlightning.rollout_deadline_seconds",
     "agentlightning.runner_silent_seconds",
     "agentlightning.first_runner_seconds",
+    "agentlightning.proxy.move_after_seconds",
+    "agentlightning.proxy.header_seconds",
+    "agentlightning.proxy.body_seconds",
     "actor_rollout_ref.rollout.temperature",  # the actor divides logits by it
 )
 SHARES = ("actor_rollout_ref.rollout.gpu_memory_utilization",)

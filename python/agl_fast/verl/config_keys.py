@@ -14,6 +14,12 @@ class ProxyKeys:
     port: int | None
     advertise_host: str | None
     api_key: str | None
+    move_after_seconds: float
+    max_body_bytes: int
+    max_header_bytes: int
+    header_seconds: float
+    body_seconds: float
+    max_connections: int
 
 
 @dataclass(frozen=True)

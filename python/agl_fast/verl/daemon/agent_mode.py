@@ -420,7 +420,10 @@ class AgentModeDaemon:
         return validation_metrics(self.validated_rollouts)
 
     def clear_data_and_server(self) -> None:
-        """Forget the data. Rollouts that have not ended are cancelled in the store."""
+        """Forget the data. Rollouts that have not ended are cancelled in the store.
+
+        The proxy aborts every request and answers none until the next data: servers may sleep now.
+        """
         batch, self._batch = self._batch, None
         self._rows.clear()
         self.validated_rollouts = []
@@ -429,9 +432,12 @@ class AgentModeDaemon:
         if self.store is not None:
             self.llm_proxy.serve_none()
         self._stale = set(batch.running)
-        if self._stale and self._loop is not None:
-            limit = self._deadlines.cancel
+        if self._loop is None:
+            return
+        limit = self._deadlines.cancel
+        if self._stale:
             self._loop.run(batch.cancel(), what="cancelling rollouts", limit=limit)
+        self._loop.run(self.llm_proxy.pause(), what="aborting requests", limit=limit)
 
     def _finished(self, *, is_train: bool) -> RunningBatch:
         if self.is_train != is_train:

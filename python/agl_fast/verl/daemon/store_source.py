@@ -50,12 +50,20 @@ class StoreSource(StoreAccess):
         return self._llm_proxy.recorder.last_call_at(rollout_id, attempt_id)
 
     async def give_up(self, rollout_id: str) -> None:
-        """Cancel it, and forget its calls."""
+        """Cancel it, abort its requests, and forget its calls."""
         await self.cancel(rollout_id)
+        await self._llm_proxy.abort(rollout_id)
         self._llm_proxy.recorder.discard(rollout_id)
+
+    async def give_up_attempt(self, rollout_id: str, attempt_id: str) -> None:
+        """Give it up in the store, and abort its requests."""
+        await super().give_up_attempt(rollout_id, attempt_id)
+        await self._llm_proxy.abort(rollout_id, attempt_id)
 
     async def outcome(self, finished: Finished, sample: Mapping[str, Any]) -> Outcome | None:
         rollout_id = finished.rollout_id
+        # Nobody waits for what it still asks the servers.
+        await self._llm_proxy.abort(rollout_id)
         attempt = await self.latest_attempt(rollout_id)
         if attempt is None:  # cancelled before anyone began it
             return Outcome(rollout_id, sample["data_id"], sample, finished.status, [], None)

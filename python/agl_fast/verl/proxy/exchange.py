@@ -17,6 +17,7 @@ from agl_fast.verl.proxy import replies
 from agl_fast.verl.proxy.answers import AnswerCollector, Choice
 from agl_fast.verl.proxy.checks import BadAnswerError, NoTokenIdsError, sampled_tokens
 from agl_fast.verl.proxy.events import EventReader
+from agl_fast.verl.proxy.flights import Flight
 from agl_fast.verl.proxy.recorder import RecordedCall, Recorder
 
 
@@ -30,6 +31,25 @@ class StoreFailedError(RuntimeError):
 
 class BrokenAnswerError(RuntimeError):
     """A server's answer ended before it was complete."""
+
+    breaks_connection = True
+
+
+class FailedAnswerError(RuntimeError):
+    """A server answered with an error of its own.
+
+    Attributes:
+        response, body: to be passed on where no other server answers.
+    """
+
+    def __init__(self, response: aiohttp.ClientResponse, body: bytes) -> None:
+        super().__init__(f"status {response.status}: {body[:200]!r}")
+        self.response = response
+        self.body = body
+
+
+# Another server may answer better. Other statuses below 500 are the request's own fault.
+_OF_ONE_SERVER = {401, 403, 404, 405}
 
 
 @dataclass(slots=True)
@@ -56,19 +76,32 @@ class Exchange:
 
     Args:
         next_sequence: the store's, of (rollout id, attempt id). None: calls are numbered by time.
+        flight: its waits for the server can be interrupted.
+
+    Attributes:
+        has_answer: the agent has all that it needs, and may leave.
+        ended_with_error: a stream's last event was the server's error.
     """
 
     def __init__(
         self,
-        request: web.Request,
+        request: web.BaseRequest,
         recorder: Recorder,
         next_sequence: Callable[[str, str], Awaitable[int]] | None,
+        flight: Flight,
     ) -> None:
         self._request = request
         self._recorder = recorder
         self._next_sequence = next_sequence
+        self._flight = flight
         self._begun: web.StreamResponse | None = None
-        self.has_answer = False  # the agent, and it may leave
+        self.has_answer = False
+        self.ended_with_error = False
+
+    @property
+    def has_begun(self) -> bool:
+        """The agent has a part of an answer."""
+        return self._begun is not None
 
     def instead(self, reply: web.Response) -> web.StreamResponse:
         """The reply; where an answer has begun, that one cut off, as it must not pass for whole."""
@@ -78,15 +111,30 @@ class Exchange:
             self._request.transport.abort()
         return self._begun
 
-    async def forward(self, response: aiohttp.ClientResponse) -> web.StreamResponse:
-        """Pass the answer on as it arrives."""
+    async def require_working(self, response: aiohttp.ClientResponse) -> None:
+        """
+        Raises:
+            FailedAnswerError: the status is one that another server may not give.
+            BrokenAnswerError: and its answer breaks off.
+        """
+        if response.status >= 500 or response.status in _OF_ONE_SERVER:
+            raise FailedAnswerError(response, await self._whole(response))
+
+    async def forward(
+        self, response: aiohttp.ClientResponse, body: bytes | None = None
+    ) -> web.StreamResponse:
+        """Pass the answer on as it arrives.
+
+        Args:
+            body: of an error that was read already.
+        """
         reply = self._reply(response)
         if response.content_length is not None:
             reply.content_length = response.content_length
-        if response.status >= 400:
-            kind = "client_errors" if response.status < 500 else "server_errors"
+        if response.status >= 400 or body is not None:
+            kind = "client_errors" if 400 <= response.status < 500 else "server_errors"
             self._recorder.count(kind)
-            await self._write(reply, await self._whole(response))  # may have been read already
+            await self._write(reply, await self._whole(response) if body is None else body)
         else:
             async for chunk in self._chunks(response):
                 await self._write(reply, chunk)
@@ -135,11 +183,19 @@ class Exchange:
         added: list[str] | None = None
         try:
             async for held in self._events(response, collector):
+                if collector.failed and not self.has_begun:
+                    raise FailedAnswerError(response, held + await self._whole(response))
                 if added is None and collector.complete and not collector.failed:
                     added = await self._add(origin, collector)
                 if held:
                     await self._write(reply, held)
                 self.has_answer = added is not None
+            if added is None:  # the agent has the server's own error event
+                self.ended_with_error = True
+                self._recorder.count("server_errors")
+                self._recorder.count_tokens(
+                    "incomplete", collector.n_sampled, is_train=origin.is_train
+                )
             await self._finish(reply)
         except BaseException as error:
             if added is None:
@@ -150,9 +206,6 @@ class Exchange:
                 with contextlib.suppress(AgentGoneError):
                     await self._write(reply, replies.error_event("server_error", str(error)))
             raise
-        if added is None:  # the agent has the server's own error event
-            self._recorder.count("server_errors")
-            self._recorder.count_tokens("incomplete", collector.n_sampled, is_train=origin.is_train)
         return reply
 
     async def _events(
@@ -236,14 +289,19 @@ class Exchange:
 
     async def _chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         try:
-            async for chunk in response.content.iter_any():
+            while True:
+                with self._flight.waiting():
+                    chunk = await response.content.readany()
+                if not chunk:
+                    return
                 yield chunk
         except aiohttp.ClientError as error:
             raise BrokenAnswerError(f"the server's answer broke off: {error}") from error
 
     async def _whole(self, response: aiohttp.ClientResponse) -> bytes:
         try:
-            return await response.read()
+            with self._flight.waiting():
+                return await response.read()
         except aiohttp.ClientError as error:
             raise BrokenAnswerError(f"the server's answer broke off: {error}") from error
 

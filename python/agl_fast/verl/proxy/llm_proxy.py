@@ -6,15 +6,17 @@ import asyncio
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import asdict
 from typing import Any, Literal
 
 from agl_fast.verl.addresses import is_loopback, routable_address, url_host
 from agl_fast.verl.proxy.checks import ModelLimits
 from agl_fast.verl.proxy.fleet import Fleet
+from agl_fast.verl.proxy.limits import HttpLimits
 from agl_fast.verl.proxy.recorder import Recorder
 from agl_fast.verl.proxy.sampling import Phase, PhaseName, SamplingPolicy
-from agl_fast.verl.proxy.server import ProxyServer
+from agl_fast.verl.proxy.server import MOVE_AFTER_SECONDS, ProxyServer
 from agl_fast.verl.proxy.serving import ServingThread
 
 with warnings.catch_warnings():
@@ -47,6 +49,9 @@ class LLMProxy(agentlightning.LLMProxy):
             network where ``host`` stands for every address.
         api_key: required of every request (``Authorization: Bearer``), and part of the resource.
         timeout_seconds: the longest an answer may take.
+        move_after_seconds: requests move away from a server that has answered nothing for so long.
+        max_body_bytes, max_header_bytes, header_seconds, body_seconds, max_connections: as in
+            ``agentlightning.proxy`` of the configuration.
         mode: ``v1``, or Agent-lightning's ``v0``: there is no store, no request names its rollout,
             and none is recorded; answers have token ids, for the agents' own tracers.
 
@@ -64,6 +69,12 @@ class LLMProxy(agentlightning.LLMProxy):
         advertise_host: str | None = None,
         api_key: str | None = None,
         timeout_seconds: float = 1200.0,
+        move_after_seconds: float = MOVE_AFTER_SECONDS,
+        max_body_bytes: int = HttpLimits.max_body_bytes,
+        max_header_bytes: int = HttpLimits.max_header_bytes,
+        header_seconds: float = HttpLimits.header_seconds,
+        body_seconds: float = HttpLimits.body_seconds,
+        max_connections: int = HttpLimits.max_connections,
         mode: Literal["v0", "v1"] = "v1",
     ) -> None:
         # The base class's own constructor sets up litellm's server; its methods that use that are
@@ -77,9 +88,17 @@ class LLMProxy(agentlightning.LLMProxy):
         self._advertise_host = advertise_host
         self._api_key = api_key
         self._timeout_seconds = timeout_seconds
+        self._move_after_seconds = move_after_seconds
+        self._limits = HttpLimits(
+            max_body_bytes, max_header_bytes, header_seconds, body_seconds, max_connections
+        )
         self._mode = mode
         self._server = ProxyServer(
-            api_key=api_key, timeout_seconds=timeout_seconds, ids_for_everybody=mode == "v0"
+            api_key=api_key,
+            timeout_seconds=timeout_seconds,
+            move_after_seconds=move_after_seconds,
+            http_limits=self._limits,
+            ids_for_everybody=mode == "v0",
         )
         self._thread: ServingThread | None = None
         self.update_model_list(list(model_list or []))
@@ -127,6 +146,26 @@ class LLMProxy(agentlightning.LLMProxy):
         self._server.rollouts = None
         self._server.unknown_models = Counter()
         self._server.phase = Phase(phase, policy_version, sampling)
+        self._server.is_paused = False
+
+    async def abort(self, rollout_id: str, attempt_id: str | None = None) -> None:
+        """Close the requests of a rollout, or of one of its attempts, at their servers.
+
+        vLLM stops sampling them. Their agents get a 409, and ``recorder`` counts them as
+        ``aborted``.
+        """
+        if self._thread is not None and self._thread.is_running():
+            await self._thread.run(self._server.abort(rollout_id, attempt_id))
+
+    async def pause(self) -> None:
+        """Abort every request, and refuse those to come (503) until ``begin``.
+
+        For the time in which the servers sleep: they wait for requests first, and cannot answer
+        any then.
+        """
+        self._server.is_paused = True
+        if self._thread is not None and self._thread.is_running():
+            await self._thread.run(self._server.abort_all())
 
     def serve_only(self, rollout_ids: Collection[str]) -> None:
         """Answer requests of all other rollouts with 404, and discard what they have done so far.
@@ -160,6 +199,7 @@ class LLMProxy(agentlightning.LLMProxy):
     def set_store(self, store: agentlightning.LightningStore) -> None:
         self.store = store
         self._server.next_sequence = store.get_next_span_sequence_id
+        self._server.latest_attempt = _latest_attempt_in(store)
 
     def initialize(self) -> None:
         """Nothing: there are no global hooks."""
@@ -270,8 +310,20 @@ class LLMProxy(agentlightning.LLMProxy):
             "advertise_host": self._advertise_host,
             "api_key": self._api_key,
             "timeout_seconds": self._timeout_seconds,
+            "move_after_seconds": self._move_after_seconds,
+            **asdict(self._limits),
             "mode": self._mode,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
+
+
+def _latest_attempt_in(
+    store: agentlightning.LightningStore,
+) -> Callable[[str], Awaitable[str | None]]:
+    async def latest_attempt(rollout_id: str) -> str | None:
+        attempt = await store.get_latest_attempt(rollout_id)
+        return None if attempt is None else attempt.attempt_id
+
+    return latest_attempt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agl_fast.verl.proxy.fields import (
@@ -64,6 +64,10 @@ class Outgoing:
     replaced: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     seeded: bool = False
+
+    def for_model(self, model: str) -> Outgoing:
+        """The same with a server's own name of the model."""
+        return replace(self, body={**self.body, "model": model})
 
     def json(self) -> bytes:
         return _dumps(self.body)

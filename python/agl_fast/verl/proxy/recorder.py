@@ -84,6 +84,11 @@ class Recorder:
     store_errors                 answers that failed (503), as the store gave the call no number
     timeouts                     answers that took too long
     retries                      requests sent again on a new connection
+    moved                        requests sent again to another server, after a failure of the first
+    servers_out                  servers that left the rotation
+    dangerous                    requests that broke several servers, and are not sent any more
+    aborted                      requests whose rollout, attempt or step had ended before the answer
+    refused_while_paused         requests that came between two steps, when the servers sleep
     without_token_ids            answers 200 that lacked token ids: the request failed
     not_supported                requests for an endpoint that returns no token ids
     unauthorized, bad_requests   requests refused here
@@ -92,6 +97,8 @@ class Recorder:
     fields_replaced              requests whose request_id was left out or whose include_reasoning
                                  was set; ``fields_replaced.request_id`` etc.: by field
     fields_unknown               training requests with fields that agl_fast does not know
+    refused_connections          connections that were too many, or sent no request in time
+    proxy_errors                 requests that failed for a fault of the proxy's own (500)
     ===========================  ==================================================================
 
     The names that end in ``_tokens`` count sampled tokens of training requests, which are lost to

@@ -61,6 +61,17 @@ def error_event(kind: str, message: str) -> bytes:
     return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
+def raw_error(status: int, kind: str, message: str) -> bytes:
+    """The same as bytes of a whole answer, after which the connection closes."""
+    reply = error(status, kind, message)
+    assert isinstance(reply.body, bytes)
+    head = (
+        f"HTTP/1.1 {status} {reply.reason}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(reply.body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + reply.body
+
+
 def headers_for_server(headers: Mapping[str, str], api_key: str | None) -> CIMultiDict[str]:
     passed = CIMultiDict(
         (name, value) for name, value in headers.items() if name.lower() not in _NOT_TO_SERVER

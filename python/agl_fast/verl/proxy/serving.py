@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from threading import Thread
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -15,6 +17,8 @@ JOIN_SECONDS = 10.0
 # Handlers get this long at the end; whoever stops the proxy has no agents left to wait for.
 SHUTDOWN_SECONDS = 0.5
 BACKLOG = 1024
+
+T = TypeVar("T")
 
 
 class ServingThread:
@@ -49,6 +53,15 @@ class ServingThread:
         # After a fork there is no thread in the child.
         return self._thread is not None and self._thread.is_alive()
 
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """A coroutine's result, which runs in the server's event loop.
+
+        Raises:
+            RuntimeError: the thread does not serve.
+        """
+        assert self._loop is not None
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
     def stop(self) -> None:
         """Stop serving; connections are closed.
 
@@ -66,22 +79,23 @@ class ServingThread:
 
     async def _serve(self, host: str, port: int) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        runner = web.AppRunner(
-            self._server.application(),
-            handler_cancellation=True,
-            access_log=None,
-            shutdown_timeout=SHUTDOWN_SECONDS,
-        )
+        await self._server.open()
+        runner = web.ServerRunner(self._server.http_server(), shutdown_timeout=SHUTDOWN_SECONDS)
         try:
             await runner.setup()
             site = web.TCPSite(runner, host, port, backlog=BACKLOG)
             await site.start()
         except BaseException as error:
-            await runner.cleanup()
+            await self._end(runner)
             self._bound.set_exception(error)
             return
         try:
             self._bound.set_result(runner.addresses[0][1])
             await self._stop.wait()
         finally:
-            await runner.cleanup()
+            await self._end(runner)
+
+    async def _end(self, runner: web.ServerRunner) -> None:
+        self._server.hang_up()
+        await runner.cleanup()
+        await self._server.close()
