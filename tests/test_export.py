@@ -165,6 +165,20 @@ def test_tied_weights_that_differ_are_refused(model: Path, tmp_path: Path) -> No
         export(folder, tmp_path / "out")
 
 
+def test_a_shard_runs_no_code(model: Path, tmp_path: Path) -> None:
+    folder = shards(model, tmp_path / "actor", n_shards=1)
+    ran = tmp_path / "ran"
+
+    class Code:
+        def __reduce__(self) -> Any:
+            return Path.touch, (ran,)
+
+    torch.save({"weight": Code()}, folder / "model_world_size_1_rank_0.pt")
+    with pytest.raises(ValueError, match="holds more than tensors"):
+        export(folder, tmp_path / "out")
+    assert not ran.exists()
+
+
 def test_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="expected a checkpoint of verl's FSDP actor"):
         actor_folder(tmp_path)

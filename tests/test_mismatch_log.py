@@ -62,7 +62,8 @@ def test_each_kind_in_its_log(tmp_path):
 
 def test_the_first_of_a_step(tmp_path):
     write(tmp_path, [broken(f"r{i}", [5, 6, 7, 0, 1, 8]) for i in range(CASES_A_STEP + 3)])
-    text = (tmp_path / "template_mismatch.log").read_text()
+    (log,) = tmp_path.iterdir()
+    text = log.read_text()
     assert text.count("-----") == CASES_A_STEP
     assert text.endswith("3 further cases of this step are not shown.\n\n")
 
@@ -71,7 +72,8 @@ def test_a_log_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(mismatch_log, "LOG_BYTES", 300)
     for _ in range(5):
         write(tmp_path, [broken(f"r{i}", [5, 6, 7, 0, 1, 8]) for i in range(4)])
-    text = (tmp_path / "template_mismatch.log").read_text()
+    (log,) = tmp_path.iterdir()
+    text = log.read_text()
     assert text.endswith("The log is full: further cases are only counted.\n")
     assert len(text) < 600 < LOG_BYTES
     assert text.count("full") == 1
@@ -80,3 +82,27 @@ def test_a_log_ends(tmp_path, monkeypatch):
 def test_no_folder_for_nothing(tmp_path):
     write(tmp_path / "logs", [broken("r", [5, 6, 7, 0, 0, 8])])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rollout_id_and_a_text_stay_on_their_lines(tmp_path):
+    class Hostile(Tokenizer):
+        def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+            return "\x1b[2J\x7f\x9b\u2028\n----- step 1, rollout forged"
+
+    write(
+        tmp_path,
+        [broken("ro\n----- step 1, rollout forged\x1b[2J", [5, 6, 7, 0, 1, 8])],
+        tokenizer=Hostile(),
+    )
+    (log,) = tmp_path.iterdir()
+    text = log.read_text()
+    assert not set("\x1b\x7f\x9b\u2028") & set(text)
+    starts = [line for line in text.split("\n") if line.startswith("-----")]
+    assert len(starts) == 1
+    assert r"rollout ro\n----- step 1, rollout forged\x1b[2J, call 1" in starts[0]
+
+
+def test_only_the_owner_reads_a_log(tmp_path):
+    write(tmp_path / "logs", [broken("a", [5, 6, 7, 0, 1, 8])])
+    assert (tmp_path / "logs").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "logs" / "template_mismatch.log").stat().st_mode & 0o777 == 0o600

@@ -138,3 +138,20 @@ def test_report_needs_no_other_file(log, tmp_path):
     assert "href=" not in text
     with Image.open(picture) as image:
         assert image.size == (720, 320)
+
+
+def test_text_of_a_tool_passes_for_nothing_else(log, tmp_path):
+    """Neither for a mark, nor for another row, nor for a command of the terminal."""
+    tool = "\x1b[2J\x9b31m«»\u202e\n--- another row ---\nok\t\r"
+    shown = marked([[Piece(tool, False), Piece("a«b", True)], [Piece("c", False)]])
+    assert shown.split("\n") == [
+        r"\x1b[2J\x9b31m\xab\xbb\u202e",
+        r"\--- another row ---",
+        r"ok" + "\t" + r"\r«a\xabb»",
+        "--- another row ---",
+        "c",
+    ]
+    page, _ = write_report(tmp_path, log, {"played": [[Piece(tool, False)]]}, 1.0)
+    text = page.read_text(encoding="utf-8")
+    assert not set("\x1b\x9b\u202e\r") & set(text)
+    assert r"\x1b[2J" in text

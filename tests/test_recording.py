@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import tempfile
@@ -232,3 +233,17 @@ def test_nan_is_no_json(tmp_path):
     path.write_text(json.dumps(HEADER) + '\n{"rollout_id": "r", "reward": NaN}\n')
     with pytest.raises(RecordingError, match="line 2: not JSON: NaN is no number"):
         read_recording(path)
+
+
+@pytest.mark.parametrize("name", ["r.jsonl", "r.jsonl.gz"])
+def test_a_recording_is_utf_8_and_its_owner_s(tmp_path, name):
+    """What came as bytes that are no UTF-8 is written as JSON escapes, and read as it was."""
+    call = agl_fast.Call([1], [2], agent="caf\udce9", finish_reason="\udfff")
+    rollout = agl_fast.Rollout("ro-1", "d", [call], sample={"q": "ä\ud800"})
+    path = written(tmp_path, [rollout, agl_fast.Rollout("ro-2", "ä", [])], name)
+    raw = gzip.decompress(path.read_bytes()) if name.endswith(".gz") else path.read_bytes()
+    assert "ä" in raw.decode("utf-8")
+    first, _ = read_recording(path).rollouts
+    assert first.calls[0].agent == "caf\udce9"
+    assert first.sample == {"q": "ä\ud800"}
+    assert path.stat().st_mode & 0o777 == 0o600

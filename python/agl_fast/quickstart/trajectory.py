@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,13 +47,13 @@ def pieces_of(played: Played, tokenizer: Any, level: Level = "trajectory") -> li
 def marked(rows: list[list[Piece]], level: Level = "trajectory") -> str:
     """For a terminal: trained tokens stand between « and ».
 
-    These two characters and control characters of the text itself are escaped, and its lines are
-    indented, so that no text passes for a mark or for the line between two rows.
+    These two characters and control characters of the text itself are escaped, as is a line that
+    would pass for the one between two rows.
     """
-    part = "branch" if level == "tree" else "row"
+    between = f"--- another {'branch' if level == 'tree' else 'row'} ---"
     texts = ["".join(_marked(piece) for piece in row) for row in rows]
-    indented = ["\n".join(f"  {line}" for line in text.split("\n")) for text in texts]
-    return f"\n--- another {part} ---\n".join(indented)
+    texts = [re.sub(f"(?m)^{between}", f"\\\\{between}", text) for text in texts]
+    return f"\n{between}\n".join(texts)
 
 
 def _marked(piece: Piece) -> str:
