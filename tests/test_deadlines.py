@@ -62,7 +62,7 @@ def test_what_is_set_holds_whatever_the_model() -> None:
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("name", [field.name for field in fields(DeadlineKeys)])
 def test_a_limit_is_a_finite_number_above_zero(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"{GROUP}\.{name}={value}: expected a finite number abo"):
+    with pytest.raises(ValueError, match=rf"{GROUP}\.{name}={value}: expected a finite number"):
         deadlines(**{name: value})
 
 

@@ -5,10 +5,10 @@ against agl_fast.reference, and written to FOLDER/batches.jsonl as its rollouts 
 `--steps` is where training ends; a checkpoint in FOLDER is resumed. `--kill-server` kills the vLLM
 engine while that step samples, `--interrupt` does what Ctrl-C does.
 
-Configurations: `trajectory`, `tree`, both with two ranks and two servers, `packed` (level
-trajectory through the engine for trees), `documented`, the example of Agent-lightning's
-documentation with other sizes, another model and other loggers, `bfloat16` on both sides, and
-`deaf`, likewise with servers that get no update.
+Configurations: `trajectory` and `tree`, both also with two ranks and two servers; `packed`, level
+trajectory through the engine for trees; `lora`; `documented`, the example of Agent-lightning's
+documentation with other sizes, another model and other loggers; `bfloat16` on both sides; `deaf`,
+likewise with servers that get no update.
 """
 
 from __future__ import annotations
@@ -189,6 +189,18 @@ def deaf(folder: Path, steps: int) -> dict[str, Any]:
     return changed(bfloat16(folder, steps), {extension: "deaf_servers.DeafExtension"})
 
 
+def lora(folder: Path, steps: int) -> dict[str, Any]:
+    """Adapters alone are trained, in steps that move the policy visibly."""
+    return changed(
+        trajectory(folder, steps),
+        {
+            "actor_rollout_ref__model__lora_rank": 8,
+            "actor_rollout_ref__model__lora_alpha": 32,
+            "actor_rollout_ref__actor__optim__lr": 0.01,
+        },
+    )
+
+
 TWO_RANKS = {"trainer__n_gpus_per_node": 2}
 PACKED = {"actor_rollout_ref__model__override_config__attn_implementation": "agl_fast_tree"}
 
@@ -205,6 +217,7 @@ RUNS = {
     "bfloat16": (bfloat16, verl_agents.count),
     "deaf": (deaf, verl_agents.count),
     "tree": (tree, verl_agents.count),
+    "lora": (lora, verl_agents.count),
     "two-ranks": (
         lambda folder, steps: changed(trajectory(folder, steps), TWO_RANKS),
         verl_agents.count,

@@ -1,4 +1,4 @@
-"""VERL end to end with two ranks and two servers, and through the engine without flash-attn."""
+"""VERL end to end: two ranks and two servers, the engine without flash-attn, LoRA."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verl_runs import TIMEOUT_SECONDS, assert_nothing_left, lines, run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * TIMEOUT_SECONDS)]
 
 
-@pytest.mark.parametrize("config", ["two-ranks", "two-ranks-tree", "packed"])
+@pytest.mark.parametrize("config", ["two-ranks", "two-ranks-tree", "packed", "lora"])
 def test_two_steps(tmp_path_factory: pytest.TempPathFactory, config: str) -> None:
     """`packed`: rows of level trajectory through the engine that runs without flash-attn take."""
     folder: Path = tmp_path_factory.mktemp(f"verl-{config}", numbered=True)
@@ -26,7 +26,7 @@ def test_two_steps(tmp_path_factory: pytest.TempPathFactory, config: str) -> Non
     for metrics in (line["data"] for line in logged):
         assert metrics["training/tokens/trained"] > 0
         assert metrics["training/audit/n_tokens"] == metrics["training/tokens/trained"]
-        # Both servers hold the weights of both ranks.
+        # The servers hold the weights of all ranks, and with LoRA the adapter's.
         assert metrics["training/audit/prob_diff_max"] < 1e-4
         assert metrics["actor/grad_norm"] > 0
     batches = lines(folder / "batches.jsonl")
