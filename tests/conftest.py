@@ -12,6 +12,9 @@ from hypothesis import settings
 # What tests train in their own processes, they train on CPUs. Runs of their own choose themselves.
 os.environ.setdefault("VERL_PLATFORM", "cpu")
 
+# No test needs a model of the hub. Without a network every look-up would wait for half a minute.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
 # Batches of simulated agents take longer than Hypothesis's 200 ms now and then.
 # `pytest --hypothesis-profile=thorough` looks further.
 settings.register_profile("agl_fast", deadline=None, print_blob=True, max_examples=60)

@@ -172,6 +172,7 @@ def test_the_daemon_is_made_as_the_configuration_says():
     assert (port, n) == (9999, rollout.n)
     assert made["train_information"] == {
         "model": "some/model",
+        "served_model": "some/model",
         "temperature": 0.8,
         "top_p": 0.95,
         "top_k": -1,

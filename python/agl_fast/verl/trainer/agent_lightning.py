@@ -59,6 +59,7 @@ class AgentLightningTrainer(RayPPOTrainer):
     tree_is_refused = False
     # Of this process: a run that resumes has a new one, whose first step is the baseline again.
     policy_audit: PolicyAudit | None = None
+    model_limits: ModelLimits | None = None
 
     def __init__(
         self,
