@@ -83,6 +83,7 @@ def test_cpu_gets_what_it_needs_and_says_so() -> None:
                 continue
             wanted = 1 if key.endswith("num_gpus") else value
             assert value_of(config, key) == wanted, key
+    assert said.count("on this CPU") == 1  # one notice for all of them
     assert f"{ROLLOUT}.dtype=float32" in said
     assert f"{ACTOR}.fsdp_config.param_offload=False in place of True" in said
     assert "in host memory already" in said

@@ -41,7 +41,7 @@ def fill_in(config: DictConfig, user_keys: Collection[str], unused: tuple[str, .
         unused: prefixes of parts that this run has no use for.
 
     Returns:
-        One line per reason: what was set.
+        One notice that lists what was set, a line per reason; or none.
 
     Raises:
         ValueError: the user has set what cannot work on a CPU.
@@ -64,8 +64,8 @@ def fill_in(config: DictConfig, user_keys: Collection[str], unused: tuple[str, .
             replaced = f" in place of {present}" if is_users else ""
             changes.append(f"{key}={OmegaConf.select(config, key)}{replaced}")
         if changes:
-            lines.append(f"on this CPU, {', '.join(changes)} ({group.why})")
-    return lines
+            lines.append(f"    {', '.join(changes)} ({group.why})")
+    return ["\n".join(["on this CPU, these values are filled in:", *lines])] if lines else []
 
 
 def fit_bucket(config: DictConfig, user_keys: Collection[str]) -> list[str]:
