@@ -269,10 +269,9 @@ py::array_t<int64_t> counts_of(const RowSet& set) {
   py::array_t<int64_t> out({static_cast<py::ssize_t>(set.counts.size()), kColumns});
   int64_t* at = out.mutable_data();
   for (const RolloutCounts& each : set.counts) {
-    for (const int64_t count :
-         {each.sampled, each.trained, each.truncated, each.duplicate, each.empty_calls,
-          each.empty_rows, each.rows, each.chains, each.cut_chains, int64_t{each.lost_tokens},
-          each.clashes}) {
+    for (const int64_t count : {each.sampled, each.trained, each.truncated, each.duplicate,
+                                each.empty_calls, each.empty_rows, each.rows, each.chains,
+                                each.cut_chains, int64_t{each.lost_tokens}, each.clashes}) {
       *at++ = count;
     }
     at = std::copy(each.dropped.begin(), each.dropped.end(), at);
