@@ -16,6 +16,7 @@ import ray
 from omegaconf import OmegaConf
 
 from agl_fast.verl import entrypoint
+from agl_fast.verl.deadlines import OWN_CONFIG
 from agl_fast.verl.leftovers import RUN_VARIABLE
 
 
@@ -56,14 +57,16 @@ def main() -> None:
     for name in ("check_config", "require_loadable_weights", "set_objectives"):
         setattr(entrypoint, name, lambda *_: None)
     entrypoint.trainer_arguments = lambda *_: {}
+    entrypoint.is_refused_as_tree = lambda _: False
     started = {"num_cpus": 4, "num_gpus": 1, "include_dashboard": False}
     started["object_store_memory"] = 80_000_000
     config = OmegaConf.create(
         {
+            "agentlightning": {"deadlines": OmegaConf.load(OWN_CONFIG).agentlightning.deadlines},
             "algorithm": {"adv_estimator": "grpo"},
             "critic": {"enable": False},
             "ray_kwargs": {"ray_init": started},
-            "trainer": {"nnodes": 1, "n_gpus_per_node": 1},
+            "trainer": {"nnodes": 1, "n_gpus_per_node": 1, "device": "cpu"},
             "transfer_queue": {"enable": False},
             "global_profiler": {"tool": None, "steps": None},
         }

@@ -342,7 +342,7 @@ def test_what_would_be_computed_wrongly_is_refused_before_ray_starts(key, value,
             "actor_rollout_ref": {"actor": {"policy_loss": {}}},
             "critic": {"enable": False},
             "ray_kwargs": {"ray_init": {}},
-            "trainer": {"nnodes": 1, "n_gpus_per_node": 1},
+            "trainer": {"nnodes": 1, "n_gpus_per_node": 1, "device": "cpu"},
         }
     )
     OmegaConf.update(refused, key, value, force_add=True)

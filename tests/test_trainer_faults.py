@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 from training_loop import Loop, keep_logs  # isort: skip
 
 from agl_fast.verl import entrypoint
+from agl_fast.verl.deadlines import OWN_CONFIG
 from agl_fast.verl.leftovers import processes_of_run
 from agl_fast.verl.ray_cluster import Daemons
 from agl_fast.verl.trainer.checkpoints import last_whole_checkpoint
@@ -231,13 +232,15 @@ def test_ctrl_c_leaves_nothing_of_a_run(monkeypatch, capsys, stage, removed, sai
     monkeypatch.setattr(entrypoint, "check_config", lambda _: None)
     monkeypatch.setattr(entrypoint, "require_loadable_weights", lambda _: None)
     monkeypatch.setattr(entrypoint, "set_objectives", lambda *_: None)
-    monkeypatch.setattr(entrypoint, "Placements", lambda: None)
+    monkeypatch.setattr(entrypoint, "is_refused_as_tree", lambda _: False)
+    monkeypatch.setattr(entrypoint, "Placements", lambda _: None)
     config = OmegaConf.create(
         {
+            "agentlightning": {"deadlines": OmegaConf.load(OWN_CONFIG).agentlightning.deadlines},
             "algorithm": {"adv_estimator": "grpo"},
             "critic": {"enable": False},
             "ray_kwargs": {"ray_init": {}},
-            "trainer": {"nnodes": 1, "n_gpus_per_node": 1},
+            "trainer": {"nnodes": 1, "n_gpus_per_node": 1, "device": "cpu"},
         }
     )
     trainer_cls = type("Interrupted", (StubTrainer,), {"stage": stage})
