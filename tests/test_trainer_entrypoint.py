@@ -348,3 +348,21 @@ def test_what_would_be_computed_wrongly_is_refused_before_ray_starts(key, value,
     OmegaConf.update(refused, key, value, force_add=True)
     with pytest.raises(ValueError, match=key.split(".")[-1]):
         entrypoint.run(config=refused, train_dataset=[{}], store=None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "saved", "said"),
+    [
+        ("auto", "4", "Step 4 is saved in {}: the same command continues from it (trainer.res"),
+        ("disable", "4", "Step 4 is saved in {}: trainer.resume_mode=auto continues from it"),
+        ("auto", None, "No step is saved yet (trainer.save_freq=2)"),
+    ],
+)
+def test_an_ended_run_says_which_step_is_saved_and_how_to_go_on(tmp_path, mode, saved, said):
+    if saved is not None:
+        (tmp_path / "latest_checkpointed_iteration.txt").write_text(saved)
+    trainer = {"default_local_dir": str(tmp_path), "save_freq": 2, "resume_mode": mode}
+    how = entrypoint.how_to_go_on(OmegaConf.create({"trainer": trainer}))
+    assert how.startswith(said.format(tmp_path / "global_step_4"))
+    trainer["save_freq"] = -1
+    assert entrypoint.how_to_go_on(OmegaConf.create({"trainer": trainer})) == ""
