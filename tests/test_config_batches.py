@@ -37,6 +37,12 @@ MINIMAL: dict[str, Any] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine for training: what a run without it does is tested elsewhere."""
+    monkeypatch.setattr("agl_fast.verl.config_attention.flash_attention_fault", lambda: None)
+
+
 def composed(*, device: str = "cuda", **changes: Any) -> tuple[Any, str]:
     """The configuration, and the notices about its micro-batches."""
     made = compose(changed(MINIMAL, changes), device=device)
