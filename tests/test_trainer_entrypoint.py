@@ -289,7 +289,7 @@ def test_a_cluster_without_room_is_said_at_once_and_ends_the_run_soon(cluster, c
 
 
 def test_a_cluster_that_grows_or_becomes_free_is_waited_for(cluster, caplog):
-    grows = threading.Timer(0.2, cluster.free.update, [{"CPU": 4.0}])
+    grows = threading.Timer(1.0, cluster.free.update, [{"CPU": 4.0}])
     grows.start()
     with joined(room_seconds=60.0):
         assert cluster.removed == cluster.made
