@@ -235,7 +235,8 @@ def test_rewards_belong_to_the_last_call_before_them():
         run.ask("b")
         run.ask("c")
         run.emit(0.5)
-        run.emit(float("nan"))
+        with pytest.raises(ValueError, match="must be finite"):
+            run.emit(float("nan"))
 
     seen = []
 
