@@ -264,9 +264,13 @@ def test_rewards_without_calls_and_calls_without_rewards():
 
 
 def test_infinite_reward_names_the_rollout():
-    def too_good(run) -> float:
+    """Of a program without agl_fast, whose `emit_reward` refuses no number."""
+
+    def too_good(run) -> None:
         run.ask("a")
-        return float("inf")
+        span = agentlightning.emit_reward(1.0, propagate=False)
+        infinite = {k: float("inf") if v == 1.0 else v for k, v in span.attributes.items()}
+        run.add_span(span.model_copy(update={"attributes": infinite}))
 
     with daemon_bench(train_rollout_n=1) as bench, pytest.raises(ValueError, match="rollout 'ro-"):
         bench.train(too_good, 1)
