@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import threading
 import warnings
@@ -81,7 +82,9 @@ class Run:
         return self.client.post(url, json=request, headers=headers).raise_for_status().json()
 
     def emit(self, reward: float) -> None:
-        self.add_span(agentlightning.emit_reward(reward, propagate=False))
+        """Emit as a program without agl_fast does, which lets NaN and infinity pass."""
+        emit_reward = inspect.unwrap(agentlightning.emit_reward)
+        self.add_span(emit_reward(reward, propagate=False))
 
     def add_span(self, fields: Any) -> None:
         asyncio.run(self._add_span(fields))

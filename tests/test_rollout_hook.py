@@ -51,11 +51,13 @@ def test_documented_split(examples):
 def test_documented_rewards(examples):
     hook = load_hook("documented_hooks:reward_short_calls")
     cut = Call([1], [2] * 10, finish_reason="length")
-    (found,) = hook(rollout(Call([1], [2, 3]), cut, reward=None))
+    (found,) = hook(rollout(Call([1], [2, 3]), cut, reward=1.0))
     assert [(call.trainable, call.reward) for call in found.calls] == [
-        (True, pytest.approx(-0.02)),
-        (False, pytest.approx(-0.1)),
+        (True, pytest.approx(0.98)),
+        (False, None),
     ]
+    (found,) = hook(rollout(Call([1], [2, 3]), reward=None))
+    assert found.calls[0].reward is None
 
 
 def call(**wrong) -> Call:
@@ -71,9 +73,9 @@ def call(**wrong) -> Call:
         (Rollout("r", None, [call()]), TypeError, "data_id must be a str, got None"),
         (Rollout("r", "g", None), TypeError, "calls must be a sequence of Call"),
         (Rollout("r", "g", [("a", "b")]), TypeError, r"calls\[0\] must be a Call"),
-        (rollout(call(), reward="much"), TypeError, "reward must be a float"),
+        (rollout(call(), reward="much"), TypeError, "reward must be a real number"),
         (rollout(call(), reward=float("inf")), ValueError, "rewards must be finite"),
-        (rollout(call(), call(reward="much")), TypeError, "call 1: reward must be a float"),
+        (rollout(call(), call(reward="much")), TypeError, "call 1: reward must be a real number"),
         (rollout(call(credit=None)), TypeError, "call 0: credit must be a float"),
         (rollout(call(trainable=None)), TypeError, "call 0.*trainable"),
         (rollout(call(prompt_ids="no")), TypeError, "call 0.*prompt_ids"),

@@ -184,8 +184,10 @@ def test_the_daemon_is_made_as_the_configuration_says():
     assert (made["llm_timeout_seconds"], made["rollout_deadline_seconds"]) == (7.0, 8.0)
     assert (made["sampling"], made["mode"]) == ("allow", "v1")
     assert made["trace_aggregator"]["level"] == "trajectory"
-    proxy = {"host": "127.0.0.1", "port": 8123, "advertise_host": None, "api_key": None}
-    assert made["proxy_settings"] == proxy
+    documented_proxy = trainer.config.agentlightning.proxy
+    assert made["proxy_settings"] == {**documented_proxy, "port": 8123}
+    assert made["proxy_settings"]["host"] == "127.0.0.1"
+    assert made["proxy_settings"]["max_body_bytes"] == 128 * 1024**2
     assert (made["store"], made["llm_proxy"], made["adapter"]) == ("store", "proxy", "adapter")
     assert made["check"] == trainer.check_while_sampling
     assert made["runner_silent_seconds"] == 120.0
