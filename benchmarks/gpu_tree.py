@@ -14,11 +14,11 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import agl_fast
-from agl_fast.verl.tree import attention
-from agl_fast.verl.tree.flex import ancestor_blocks, flex_tree_attention
-from agl_fast.verl.tree.links import link
-from agl_fast.verl.tree.scores import TokenScores
-from agl_fast.verl.tree.segments import segment_attention
+from agl_fast.tree import attention
+from agl_fast.tree.ancestors import link
+from agl_fast.tree.flex import ancestor_blocks, flex_tree_attention
+from agl_fast.tree.scores import TokenScores
+from agl_fast.tree.segments import segment_attention
 from benchmarks.tree_update import build, in_order_of_calls, log_probs, weights_of
 
 N_VOCABULARY = 151_936

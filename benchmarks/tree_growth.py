@@ -16,8 +16,8 @@ import torch
 from transformers import AttentionInterface
 
 import agl_fast
-from agl_fast.verl.tree.scores import TokenScores
-from agl_fast.verl.tree.segments import segment_attention
+from agl_fast.tree.scores import TokenScores
+from agl_fast.tree.segments import segment_attention
 from benchmarks import report
 from benchmarks.conversations import for_agl_fast, load_traces
 from benchmarks.tree_update import (

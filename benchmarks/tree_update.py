@@ -21,9 +21,9 @@ from verl.utils.torch_functional import logprobs_from_logits
 from verl.workers.utils.padding import left_right_2_no_padding
 
 import agl_fast
-from agl_fast.verl.tree import attention
-from agl_fast.verl.tree.inputs import TreeInputs
-from agl_fast.verl.tree.scores import LOG_PROB, Asked, TokenScores
+from agl_fast.tree import attention
+from agl_fast.tree.inputs import TreeInputs
+from agl_fast.tree.scores import LOG_PROB, Asked, TokenScores
 from benchmarks import report
 from benchmarks.bench_tree import NO_LIMIT
 from benchmarks.conversations import for_agl_fast, load_traces

@@ -9,11 +9,18 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from support.paths import ROOT, TESTS
+
 # What tests train in their own processes, they train on CPUs. Runs of their own choose themselves.
 os.environ.setdefault("VERL_PLATFORM", "cpu")
 
 # No test needs a model of the hub. Without a network every look-up would wait for half a minute.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# pytest's pythonpath, for scripts that tests start in processes of their own and Ray's workers.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(TESTS), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 # Batches of simulated agents take longer than Hypothesis's 200 ms now and then.
 # `pytest --hypothesis-profile=thorough` looks further.
@@ -26,6 +33,6 @@ settings.load_profile("agl_fast")
 def build(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """``build_batch`` of plain rollouts, by the reference or natively, as lists."""
     # Imported here: it needs torch, and not every test does.
-    from implementations import BUILDS
+    from support.implementations import BUILDS
 
     return BUILDS[request.param]

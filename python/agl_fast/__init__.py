@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from agl_fast._core import __version__
+from agl_fast._moved import keep_old_paths
 
 # Importing agentlightning imports litellm, which would download a price list and wait for it.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
@@ -14,16 +15,6 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 if TYPE_CHECKING:
     from agl_fast import reference
     from agl_fast.algorithm import VERL
-    from agl_fast.batch.accounting import (
-        Accounting,
-        EmptyBatchError,
-        Mismatch,
-        RolloutEntry,
-    )
-    from agl_fast.batch.batch import Batch
-    from agl_fast.batch.build import build_batch
-    from agl_fast.batch.builder import BatchBuilder
-    from agl_fast.batch.calls import Call, Rollout
     from agl_fast.ops.pad import (
         get_left_padded_ids_and_attention_mask,
         get_right_padded_ids_and_attention_mask,
@@ -31,11 +22,21 @@ if TYPE_CHECKING:
         pad_right,
     )
     from agl_fast.ops.parse import parse_token_ids
+    from agl_fast.proxy import LLMProxy
+    from agl_fast.rollouts import AgentModeDaemon
+    from agl_fast.rows.accounting import (
+        Accounting,
+        EmptyBatchError,
+        Mismatch,
+        RolloutEntry,
+    )
+    from agl_fast.rows.batch import Batch
+    from agl_fast.rows.build import build_batch
+    from agl_fast.rows.builder import BatchBuilder
+    from agl_fast.rows.calls import Call, Rollout
     from agl_fast.runner import ConcurrentRunner, RolloutTracer
-    from agl_fast.verl.daemon import AgentModeDaemon
-    from agl_fast.verl.dry_run import dry_run
-    from agl_fast.verl.proxy import LLMProxy
-    from agl_fast.verl.trainer import AgentLightningTrainer
+    from agl_fast.tools.dry_run import dry_run
+    from agl_fast.training import AgentLightningTrainer
 
 __all__ = [
     "VERL",
@@ -63,24 +64,26 @@ __all__ = [
     "reference",
 ]
 
+keep_old_paths()
+
 # Loaded on first use: importing agl_fast loads neither numpy nor torch.
 _HOMES = {
-    "AgentLightningTrainer": "agl_fast.verl.trainer",
-    "AgentModeDaemon": "agl_fast.verl.daemon",
-    "LLMProxy": "agl_fast.verl.proxy",
+    "AgentLightningTrainer": "agl_fast.training",
+    "AgentModeDaemon": "agl_fast.rollouts",
+    "LLMProxy": "agl_fast.proxy",
     "VERL": "agl_fast.algorithm",
-    "Accounting": "agl_fast.batch.accounting",
-    "Batch": "agl_fast.batch.batch",
-    "BatchBuilder": "agl_fast.batch.builder",
-    "Call": "agl_fast.batch.calls",
+    "Accounting": "agl_fast.rows.accounting",
+    "Batch": "agl_fast.rows.batch",
+    "BatchBuilder": "agl_fast.rows.builder",
+    "Call": "agl_fast.rows.calls",
     "ConcurrentRunner": "agl_fast.runner",
-    "EmptyBatchError": "agl_fast.batch.accounting",
-    "Mismatch": "agl_fast.batch.accounting",
-    "Rollout": "agl_fast.batch.calls",
-    "RolloutEntry": "agl_fast.batch.accounting",
+    "EmptyBatchError": "agl_fast.rows.accounting",
+    "Mismatch": "agl_fast.rows.accounting",
+    "Rollout": "agl_fast.rows.calls",
+    "RolloutEntry": "agl_fast.rows.accounting",
     "RolloutTracer": "agl_fast.runner",
-    "build_batch": "agl_fast.batch.build",
-    "dry_run": "agl_fast.verl.dry_run",
+    "build_batch": "agl_fast.rows.build",
+    "dry_run": "agl_fast.tools.dry_run",
     "get_left_padded_ids_and_attention_mask": "agl_fast.ops.pad",
     "get_right_padded_ids_and_attention_mask": "agl_fast.ops.pad",
     "pad_left": "agl_fast.ops.pad",

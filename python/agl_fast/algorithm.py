@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from agl_fast.verl.addresses import routable_address, url_host
 from agl_fast.verl.config import compose, default_model_path
-from agl_fast.verl.config_model import check_model
+from agl_fast.verl.config.model_checks import check_model
 from agl_fast.verl.membership import bind_runners_to_runs
 from agl_fast.verl.span_export import send_spans_to_the_store
 
@@ -53,7 +53,7 @@ class VERL(Algorithm):
     for tasks (Agent-lightning's legacy mode v0, deprecated): see `get_client`.
 
     Args:
-        config: laid over verl's `ppo_trainer` defaults and `agl_fast/verl/config.yaml`, which
+        config: laid over verl's `ppo_trainer` defaults and agl_fast's own `config.yaml`, which
             explains the keys of agl_fast itself. A key that neither has is written with a plus
             before its name. Keys of verl 0.6.1 that have another name now are moved there. On a
             machine without an accelerator, what that needs is filled in where it is not set.

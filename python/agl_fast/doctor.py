@@ -218,7 +218,7 @@ def check_cards(found: Sequence[Card]) -> Iterator[Finding]:
 def check_flash_attention() -> Finding:
     """Which attention trains; a run without flash-attn is right, too."""
     try:
-        from agl_fast.verl.config_attention import (
+        from agl_fast.verl.config.attention_choice import (
             flash_attention_fault,
             flash_attention_requirement,
         )
@@ -241,8 +241,8 @@ def check_platform(target: Target) -> Finding:
     if "agl_fast_cpu" not in plugins.names:
         return Finding(False, "verl.plugins has no agl_fast_cpu: expected agl_fast to be installed")
     try:
-        from agl_fast.platform_cpu.registration import registration
         from agl_fast.verl.device_choice import choose_device, use_device
+        from agl_fast.verl.platform_cpu.registration import registration
 
         chosen = choose_device({}).name
         use_device(chosen)

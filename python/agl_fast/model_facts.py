@@ -1,6 +1,6 @@
 """What the kinds of models can and cannot do, for whoever trains on trees or estimates costs.
 
-One table for both: `agl_fast.verl.tree` refuses by it, and `agl_fast.analysis` advises by it.
+One table for both: `agl_fast.tree` refuses by it, and `agl_fast.tools.analyze` advises by it.
 Names are those of transformers (`model_type`, and the fields of configurations); a test compares
 the table with the installed version's causal language models.
 """

@@ -8,8 +8,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from agl_fast.analysis.costs import MICRO_BATCH_TOKENS
 from agl_fast.commands.wrong_input import wrong_input
+from agl_fast.tools.analyze.costs import MICRO_BATCH_TOKENS
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         for name in ("max_prompt_length", "max_response_length", "tree_max_tokens")
     }
     # Only now: --help needs no torch.
-    from agl_fast.analysis import Hardware, read_model_shape, read_traces
+    from agl_fast.tools.analyze import Hardware, read_model_shape, read_traces
 
     with wrong_input("analyze", ValueError, TypeError):
         hardware = Hardware(micro_batch_tokens=options.micro_batch_tokens, tflops=options.tflops)
@@ -37,11 +37,11 @@ def main(arguments: Sequence[str]) -> int:
             traces = read_traces(options.files, limits)
         else:
             # Files need no Agent-lightning.
-            from agl_fast.analysis.store import read_store
+            from agl_fast.tools.analyze.store import read_store
 
             traces = read_store(options.store, limits)
         # A file that cannot be read is found before torch is loaded.
-        from agl_fast.analysis import analyze, as_json, as_text
+        from agl_fast.tools.analyze import analyze, as_json, as_text
 
         found = analyze(traces, model=model, hardware=hardware, tokenizer=tokenizer)
     print(json.dumps(as_json(found), indent=1) if options.json else as_text(found))

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     # Only now: --help needs no torch.
     import torch
 
-    from agl_fast.verl.export import export
+    from agl_fast.tools.export import export
 
     with wrong_input("export", ValueError):
         folder = export(

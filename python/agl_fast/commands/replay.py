@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     from omegaconf import OmegaConf
 
     from agl_fast.commands.overrides import parse_overrides
-    from agl_fast.verl.replay import replay
+    from agl_fast.tools.replay import replay
 
     with wrong_input("replay", ValueError, TypeError):
         overrides = OmegaConf.create(parse_overrides(options.overrides))

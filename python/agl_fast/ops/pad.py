@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from agl_fast import _core
-from agl_fast.ops.checks import INT32_MAX, INT64_MAX, INT64_MIN, integer
+from agl_fast.ops.argument_checks import INT32_MAX, INT64_MAX, INT64_MIN, integer
 from agl_fast.ops.pad_ragged import pad_ragged
 
 

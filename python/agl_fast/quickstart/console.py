@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from agl_fast.verl.deadline import deadline
+from agl_fast.verl.supervision.waits import deadline
 
 
 class Console:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from agl_fast.quickstart.run_log import Played, RunLog
-from agl_fast.verl.daemon import AgentModeDaemon
-from agl_fast.verl.trainer import AgentLightningTrainer
+from agl_fast.rollouts import AgentModeDaemon
+from agl_fast.training import AgentLightningTrainer
 
 
 def reporting_to(

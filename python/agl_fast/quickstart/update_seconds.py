@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agl_fast.quickstart.run_log import LEVELS, Level
-from agl_fast.verl.replay import replay
+from agl_fast.tools.replay import replay
 
 # The first update of a process is slower than all others.
 ROUNDS = 3

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_fast.batch.calls import Call, Rollout
 from agl_fast.recording.packing import unpack_ids, unpack_log_probs
+from agl_fast.rows.calls import Call, Rollout
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_fast.batch.calls import Call, Rollout
 from agl_fast.recording.packing import as_ids, pack_ids, pack_log_probs
+from agl_fast.rows.calls import Call, Rollout
 
 # A call is told as a difference to one of so many before it: agents take turns, but not many.
 _BASES = 32

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
-from agl_fast.batch.calls import Rollout
 from agl_fast.recording.decoding import FieldError, decode_rollout
 from agl_fast.recording.traces import decode_trace, is_trace
 from agl_fast.recording.writer import FORMAT, VERSION
+from agl_fast.rows.calls import Rollout
 
 
 class RecordingError(ValueError):

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_fast.batch.calls import Call, Rollout
 from agl_fast.recording.decoding import FieldError, continued, number, refuse_unknown, required
 from agl_fast.recording.packing import as_ids
+from agl_fast.rows.calls import Call, Rollout
 
 _FIELDS = ("id", "group", "reward", "calls")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from agl_fast._core import __version__
-from agl_fast.batch.calls import Rollout
 from agl_fast.recording.encoding import encode_rollout
 from agl_fast.recording.private import private_opener
+from agl_fast.rows.calls import Rollout
 
 FORMAT = "agl_fast"
 VERSION = 1

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agl_fast.batch.accounting import Accounting, EmptyBatchError, Mismatch, RolloutEntry
 from agl_fast.reference.calls import RolloutLike
 from agl_fast.reference.rollout import lay_out_rollout
 from agl_fast.reference.rows import Limits, Row
 from agl_fast.reference.tensors import columns, jagged_tensors, padded_tensors
+from agl_fast.rows.accounting import Accounting, EmptyBatchError, Mismatch, RolloutEntry
 
 
 @dataclass

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from agl_fast.batch.accounting import Mismatch
 from agl_fast.reference.calls import Turn
 from agl_fast.reference.mismatch import classify_mismatch
+from agl_fast.rows.accounting import Mismatch
 
 CONTEXT = -1
 

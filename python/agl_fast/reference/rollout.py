@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from agl_fast.batch.accounting import Accounting, Mismatch, RolloutEntry
 from agl_fast.reference.calls import (
     RecordedIds,
     RolloutLike,
@@ -25,6 +24,7 @@ from agl_fast.reference.rows import (
     is_truncated,
 )
 from agl_fast.reference.tree import tree_rows
+from agl_fast.rows.accounting import Accounting, Mismatch, RolloutEntry
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agl_fast.batch.accounting import Accounting
 from agl_fast.reference.chains import CONTEXT, Chain
+from agl_fast.rows.accounting import Accounting
 
 
 @dataclass(frozen=True)

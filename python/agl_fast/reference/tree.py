@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import is_
 
-from agl_fast.batch.accounting import Accounting
 from agl_fast.reference.calls import RolloutLike, Turn
 from agl_fast.reference.chains import CONTEXT
 from agl_fast.reference.rows import Row
+from agl_fast.rows.accounting import Accounting
 
 
 @dataclass(eq=False)

@@ -20,8 +20,8 @@ from agentlightning.tracer.base import (
 from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.types import Attributes, Span, SpanCoreFields, SpanRecordingContext, TraceStatus
 
-from agl_fast.verl.deadline import Limit
-from agl_fast.verl.loop_thread import LoopThread
+from agl_fast.verl.supervision.loop_thread import LoopThread
+from agl_fast.verl.supervision.waits import Limit
 
 # The longest wait for the store to take one span.
 STORE_SECONDS = 60.0

@@ -21,25 +21,25 @@ from verl.trainer.ppo.utils import Role, create_rl_sampler, need_critic, need_re
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name
 
-from agl_fast.platform_cpu.registration import require_cpu
-from agl_fast.verl.config_attention import CRITIC, uses_engine
-from agl_fast.verl.daemon import AgentModeDaemon
-from agl_fast.verl.deadlines import Deadlines
+from agl_fast.proxy.answer_checks import ModelLimits
+from agl_fast.rollouts import AgentModeDaemon
+from agl_fast.training import AgentLightningTrainer
+from agl_fast.training.checkpoints import last_saved_step
+from agl_fast.training.datasets import Samples
+from agl_fast.training.step import check_config
+from agl_fast.training.tree_checks import require_tree_workers
+from agl_fast.training.worker_groups import set_objectives
+from agl_fast.tree.refusals import require_tree_config
+from agl_fast.verl.config.attention_choice import CRITIC, uses_engine
 from agl_fast.verl.device_choice import CPU, PLATFORM_VARIABLE
-from agl_fast.verl.interrupts import Interrupts, interruptible
-from agl_fast.verl.log_output import warnings_shown
-from agl_fast.verl.proxy.checks import ModelLimits
+from agl_fast.verl.platform_cpu.registration import require_cpu
 from agl_fast.verl.ray_cluster import Daemons, Placements, check_cpus, ray_cluster
-from agl_fast.verl.run_errors import add_note, say_once
-from agl_fast.verl.run_scope import nothing_left_behind
-from agl_fast.verl.trainer import AgentLightningTrainer
-from agl_fast.verl.trainer.checkpoints import last_saved_step
-from agl_fast.verl.trainer.datasets import Samples
-from agl_fast.verl.trainer.step import check_config
-from agl_fast.verl.trainer.trees import require_tree_workers
-from agl_fast.verl.trainer.watch import watched
-from agl_fast.verl.trainer.workers import set_objectives
-from agl_fast.verl.tree.refusals import require_tree_config
+from agl_fast.verl.supervision.deadlines import Deadlines
+from agl_fast.verl.supervision.interrupts import Interrupts, interruptible
+from agl_fast.verl.supervision.log_output import warnings_shown
+from agl_fast.verl.supervision.run_errors import add_note, say_once
+from agl_fast.verl.supervision.run_scope import nothing_left_behind
+from agl_fast.verl.supervision.watch import watched
 
 SERVER_CHECK_SECONDS = 60.0
 POOL = "global_pool"
@@ -205,13 +205,13 @@ def worker_classes(config: Any) -> tuple[type[Any], type[Any]]:
 def _worker_classes(*, on_cpu: bool, trees: bool) -> tuple[type[Any], type[Any]]:
     # Only where they are used: the modules register engines.
     if trees:
-        from agl_fast.verl.tree import workers as of_trees
+        from agl_fast.tree import tree_workers as of_trees
 
         if on_cpu:
             return of_trees.CpuTreeActorRolloutRefWorker, of_trees.CpuTreeTrainingWorker
         return of_trees.TreeActorRolloutRefWorker, of_trees.TreeTrainingWorker
     if on_cpu:
-        from agl_fast.platform_cpu import workers as of_cpu
+        from agl_fast.verl.platform_cpu import cpu_workers as of_cpu
 
         return of_cpu.CpuActorRolloutRefWorker, of_cpu.CpuTrainingWorker
     from agl_fast.verl import gpu_workers as of_gpu

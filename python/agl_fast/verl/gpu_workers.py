@@ -6,8 +6,8 @@ from typing import Any
 
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-from agl_fast.platform_cpu.log_probs import vectorize_log_probs
-from agl_fast.platform_cpu.value_models import load_value_models_as_configured
+from agl_fast.verl.platform_cpu.log_probs import vectorize_log_probs
+from agl_fast.verl.platform_cpu.value_models import load_value_models_as_configured
 
 
 class GpuTrainingWorker(TrainingWorker):

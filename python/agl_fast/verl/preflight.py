@@ -8,10 +8,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from agl_fast.training.step import check_config
+from agl_fast.tree.refusals import require_tree_config
 from agl_fast.verl.entrypoint import check_critic, trains_trees
 from agl_fast.verl.ray_cluster import check_cpus
-from agl_fast.verl.trainer.step import check_config
-from agl_fast.verl.tree.refusals import require_tree_config
 
 
 def check_before_the_run(config: Any, daemon_cls: type[Any] | None) -> None:

@@ -23,13 +23,13 @@ from ray.util.placement_group import (
 from verl.plugin.platform import get_platform
 from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
-from agl_fast.verl.deadline import Limit
-from agl_fast.verl.deadlines import Deadlines
 from agl_fast.verl.device_choice import CPU, PLATFORM_VARIABLE
-from agl_fast.verl.interrupts import Interrupts
-from agl_fast.verl.leftovers import RUN_VARIABLE, stop_processes_of_run
-from agl_fast.verl.run_scope import RunScope
-from agl_fast.verl.trainer.watch import watched
+from agl_fast.verl.supervision.deadlines import Deadlines
+from agl_fast.verl.supervision.interrupts import Interrupts
+from agl_fast.verl.supervision.leftovers import RUN_VARIABLE, stop_processes_of_run
+from agl_fast.verl.supervision.run_scope import RunScope
+from agl_fast.verl.supervision.waits import Limit
+from agl_fast.verl.supervision.watch import watched
 
 logger = logging.getLogger(__name__)
 

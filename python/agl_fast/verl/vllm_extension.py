@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
-from agl_fast.platform_cpu.load_errors import ReportsLoadErrors
+from agl_fast.verl.supervision.load_errors import ReportsLoadErrors
 
 
 class WorkerExtension(ReportsLoadErrors, vLLMColocateWorkerExtension):

@@ -1,0 +1,108 @@
+"""Requests to the vLLM servers over pooled connections."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Mapping
+
+import aiohttp
+
+from agl_fast.proxy.fleet import Server
+from agl_fast.proxy.recorder import Recorder
+
+CONNECT_SECONDS = 10.0
+# vLLM's HTTP server closes a connection that was idle for 5 s: leave it before.
+KEEP_ALIVE_SECONDS = 4.0
+RETRIES = 2
+RETRY_SECONDS = 0.05
+_LARGE = 1 << 20
+# Refused, or not accepted in time: another try at once would end the same way.
+_NO_CONNECTION = (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)
+
+
+class UnreachableError(ConnectionError):
+    """A server did not answer at all.
+
+    Attributes:
+        breaks_connection: the request reached it, and the connection broke then.
+    """
+
+    def __init__(self, message: str, *, breaks_connection: bool = False) -> None:
+        super().__init__(message)
+        self.breaks_connection = breaks_connection
+
+
+class Connections:
+    """A pool without a limit: the servers do the queueing. Lives in one event loop.
+
+    Attributes:
+        session: for requests of the proxy's own.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            # The agent's headers go out, and nothing in their place where it sends none.
+            skip_auto_headers=["Accept", "Accept-Encoding", "User-Agent"],
+            auto_decompress=False,
+        )
+
+    async def request(
+        self,
+        server: Server,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        seconds: float,
+    ) -> aiohttp.ClientResponse:
+        """The response as soon as its headers are there.
+
+        A connection that breaks before is tried again: most often it was idle, and closed by the
+        server as the request went out.
+
+        Args:
+            seconds: the longest the whole answer may take.
+
+        Raises:
+            UnreachableError: no connection brought an answer.
+            TimeoutError: the answer takes too long.
+        """
+        has_broken = False
+        for retry in range(RETRIES + 1):
+            try:
+                response = await self.session.request(
+                    method,
+                    server.url + path,
+                    headers=headers,
+                    data=_in_pieces(body),
+                    allow_redirects=False,
+                    timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS),
+                )
+            except aiohttp.ClientConnectionError as error:
+                cannot_connect = isinstance(error, _NO_CONNECTION)
+                has_broken = has_broken or not cannot_connect
+                if retry == RETRIES or cannot_connect:
+                    raise UnreachableError(
+                        f"{server.url} cannot be reached: {error}",
+                        breaks_connection=has_broken,
+                    ) from error
+                self._recorder.count("retries")
+                await asyncio.sleep(RETRY_SECONDS * retry)
+            except aiohttp.ClientError as error:
+                raise UnreachableError(f"{server.url} does not speak HTTP: {error}") from error
+            else:
+                return response
+        raise AssertionError("the loop returns or raises")
+
+    async def close(self) -> None:
+        await self.session.close()
+
+
+def _in_pieces(body: bytes | None) -> bytes | io.BytesIO | None:
+    """A large body goes out piece by piece: other agents' requests go on meanwhile."""
+    return io.BytesIO(body) if body is not None and len(body) > _LARGE else body

@@ -1,0 +1,214 @@
+"""An agent's request as a vLLM server gets it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agl_fast.proxy.fields import (
+    CHAT,
+    COMPLETIONS,
+    FIELDS,
+    NEUTRAL,
+    Endpoint,
+    named,
+    unknown,
+)
+from agl_fast.proxy.media import media_of
+from agl_fast.proxy.sampling import (
+    STRICT_TOOLS,
+    Phase,
+    deviations,
+    has_strict_tools,
+    is_on,
+    loosened,
+    number,
+    sampling_of,
+)
+
+_UNTRAINED = "send the header X-AGL-Train: 0 with a call that is not trained"
+
+
+class BadRequestError(ValueError):
+    """The agent's request cannot be understood; the message is for the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """What goes to the server.
+
+    Attributes:
+        body: the JSON object.
+        recorded: the answer becomes a call. Otherwise the request goes out as it came.
+        capped: ``max_tokens`` is ours.
+        choices: how many the answer will have.
+        sampling: what the request states after our changes, without neutral values.
+        overridden: the agent's value and the run's, by parameter, where the run's went out.
+        deviating: the same where the agent's went out.
+        unenforced: parameters that change what is sampled and that the trainer does not know.
+        replaced: fields that would have taken ids from the answer or given it an id.
+        unknown: fields that ``fields.FIELDS`` does not have.
+        seeded: a training request has a seed of its own.
+    """
+
+    body: Mapping[str, Any]
+    recorded: bool = True
+    capped: bool = False
+    choices: int = 1
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    overridden: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    deviating: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    unenforced: list[str] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    seeded: bool = False
+
+    def for_model(self, model: str) -> Outgoing:
+        """The same with a server's own name of the model."""
+        return replace(self, body={**self.body, "model": model})
+
+    def json(self) -> bytes:
+        return _dumps(self.body)
+
+    def json_without_cap(self) -> bytes:
+        return _dumps({name: value for name, value in self.body.items() if name != "max_tokens"})
+
+
+def read_body(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a request's body.
+
+    Raises:
+        BadRequestError: it is none.
+    """
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise BadRequestError(f"the body must be a JSON object, got {type(body).__name__}")
+    return body
+
+
+def recordable(
+    body: Mapping[str, Any], endpoint: Endpoint, phase: Phase, *, trainable: bool
+) -> Outgoing:
+    """The request with what recording and training need (``fields.FIELDS``).
+
+    Raises:
+        BadRequestError: it would be trained on, and has content or a field that rows cannot hold.
+    """
+    trains = phase.trains(trainable=trainable)
+    if _echoes(body, endpoint) and (not trains or _samples_nothing(body)):
+        # Beside token ids vLLM returns no text of the prompt, which is what the agent wants.
+        return Outgoing(body, recorded=False)
+    if trains:
+        _refuse(body, endpoint)
+    changed, replaced = _for_recording(body, endpoint)
+    overridden: dict[str, tuple[Any, Any]] = {}
+    deviating: dict[str, tuple[Any, Any]] = {}
+    unenforced: list[str] = []
+    if phase.sampling is not None and trainable:
+        different = deviations(body, phase.sampling)
+        if trains:
+            unenforced = named(body, endpoint, "form")
+        if phase.enforces(trainable=trainable):
+            overridden = different
+            changed = {name: value for name, value in changed.items() if name not in NEUTRAL}
+            changed.update(phase.sampling.parameters())
+            if has_strict_tools(body):
+                changed["tools"] = loosened(body["tools"])
+                overridden[STRICT_TOOLS] = (True, False)
+        else:
+            if trains:
+                deviating = different
+                unenforced += [STRICT_TOOLS] if has_strict_tools(body) else []
+            for name, ours in phase.sampling.parameters().items():
+                if changed.get(name) is None:
+                    changed[name] = ours
+    cap = _missing_limit(body, endpoint, phase)
+    if cap is not None:
+        changed["max_tokens"] = cap
+    return Outgoing(
+        body=changed,
+        capped=cap is not None,
+        choices=_choices(body, endpoint),
+        sampling=sampling_of(changed, endpoint),
+        overridden=overridden,
+        deviating=deviating,
+        unenforced=unenforced,
+        replaced=replaced,
+        unknown=unknown(body, endpoint) if trains else [],
+        seeded=trains and body.get("seed") is not None,
+    )
+
+
+def _refuse(body: Mapping[str, Any], endpoint: Endpoint) -> None:
+    """The trainer would compute log-probs of another context or distribution."""
+    name = media_of(body.get("messages")) if endpoint == CHAT else None
+    if name is not None:
+        raise BadRequestError(
+            f"a message has a part of type {name!r}: training rows hold text only; send text, or "
+            f"{_UNTRAINED}"
+        )
+    for name in named(body, endpoint, "refused"):
+        raise BadRequestError(
+            f"{name} in a call that is trained: {FIELDS[endpoint][name].because}; or {_UNTRAINED}"
+        )
+
+
+def _echoes(body: Mapping[str, Any], endpoint: Endpoint) -> bool:
+    return endpoint == COMPLETIONS and is_on(body.get("echo"))
+
+
+def _samples_nothing(body: Mapping[str, Any]) -> bool:
+    return number(body.get("max_tokens")) == 0
+
+
+def _for_recording(body: Mapping[str, Any], endpoint: Endpoint) -> tuple[dict[str, Any], list[str]]:
+    """The body with ids and log-probs asked for; the agent's fields that this replaced."""
+    replaced = named(body, endpoint, "removed")
+    changed = {
+        name: value
+        for name, value in body.items()
+        if name not in FIELDS[endpoint] or FIELDS[endpoint][name].treatment != "removed"
+    }
+    changed["return_token_ids"] = True
+    if endpoint == COMPLETIONS:
+        if changed.get("logprobs") is None:
+            changed["logprobs"] = 0
+        return changed, replaced
+    changed["logprobs"] = True
+    # An explicit null would switch log-probs off.
+    if changed.get("top_logprobs") is None:
+        changed["top_logprobs"] = 0
+    if changed.get("include_reasoning") is not None and not is_on(changed["include_reasoning"]):
+        changed["include_reasoning"] = True
+        replaced.append("include_reasoning")
+    return changed, replaced
+
+
+def _missing_limit(body: Mapping[str, Any], endpoint: Endpoint, phase: Phase) -> int | None:
+    # The completions endpoint has a default of its own.
+    if phase.sampling is None or endpoint != CHAT:
+        return None
+    if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
+        return phase.sampling.max_tokens
+    return None
+
+
+def _choices(body: Mapping[str, Any], endpoint: Endpoint) -> int:
+    n = number(body.get("n"))
+    per_prompt = 1 if n is None else n
+    prompts = body.get("prompt")
+    # A list of numbers is one prompt.
+    many = endpoint == COMPLETIONS and isinstance(prompts, list)
+    if many and prompts and isinstance(prompts[0], str | list):
+        return per_prompt * len(prompts)
+    return per_prompt
+
+
+def _dumps(body: Mapping[str, Any]) -> bytes:
+    # ASCII, as lone surrogates cannot be encoded otherwise.
+    return json.dumps(body, separators=(",", ":")).encode()

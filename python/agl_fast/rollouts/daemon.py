@@ -1,0 +1,450 @@
+"""`AgentModeDaemon`: a trainer's samples out to the agents, their calls back as rows."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Literal
+
+import torch
+from agentlightning import LightningStore
+from agentlightning.types import RolloutConfig
+from verl import DataProto
+
+import agl_fast
+from agl_fast.proxy.answer_checks import ModelLimits
+from agl_fast.recording import RunRecorder
+from agl_fast.rollouts.batch_runner import RunningBatch
+from agl_fast.rollouts.concurrency import concurrency
+from agl_fast.rollouts.daemon_settings import (
+    check_arguments,
+    model_entry,
+    proxy_for,
+    sampling_policies,
+)
+from agl_fast.rollouts.failures import Failures
+from agl_fast.rollouts.finished import FailedRollouts, Outcome
+from agl_fast.rollouts.progress import Waiting
+from agl_fast.rollouts.rollout_metrics import ProxyCounts, run_metrics
+from agl_fast.rollouts.runners import FirstRunner
+from agl_fast.rollouts.samples import rollout_requests, samples_of
+from agl_fast.rollouts.sources import source_of
+from agl_fast.rollouts.training_rows import TrainingRows
+from agl_fast.rollouts.validation import ValidatedRollout, validation_metrics
+from agl_fast.training.credit import CreditAssignment
+from agl_fast.verl.supervision.deadlines import Deadlines, default_deadlines
+from agl_fast.verl.supervision.loop_thread import LoopThread
+
+logger = logging.getLogger(__name__)
+
+
+class AgentModeDaemon:
+    """Runs a trainer's samples through the agents and turns what they did into rows.
+
+    One step of training, or one batch of a validation::
+
+        daemon.policy_version = step
+        daemon.set_up_data_and_server(data, server_addresses, is_train=True)
+        daemon.run_until_all_finished()
+        rows, metrics = daemon.get_train_data_batch(2048, 4096, "cpu", step)  # or get_test_metrics
+        daemon.clear_data_and_server()
+
+    Rollouts go into the store, where runners find them together with the resource ``main_llm``, a
+    ``ProxyLLM``. Their calls are taken from the proxy's recorder, the latest attempt's only; their
+    rewards from the store: a reward belongs to the last call finished before it, and the last one
+    is the rollout's. Rows are built as docs/rows.md says, in the order of the samples.
+
+    Every method is called on one thread. The daemon talks to the store on a thread of its own.
+
+    Args:
+        port: of mode ``v0``'s server. The proxy's is in ``proxy_settings``.
+        train_rollout_n: rollouts of each training sample. A validation sample has one.
+        train_information: ``model``, the name that agents see; ``served_model``, the name by which
+            the vLLM servers know it (the same); and how training samples: ``temperature`` (0.7),
+            ``top_p`` (1.0), ``top_k`` (-1: every token).
+        tokenizer: used with ``trace_aggregator.debug`` to tell retokenised text apart.
+        pad_token_id: id written where no token is.
+        reward_fillna_value: reward of rollouts that have none.
+        llm_timeout_seconds: the longest a call may take; the store also gives up a rollout that
+            runs or says nothing for so long (``rollout_config``).
+        mode: ``v1``: rollouts go through the store. ``v0``, deprecated: an ``AgentLightningServer``
+            gives them to clients, and the tokens are those of the triplets that these post.
+        llm_proxy: a stock proxy is replaced, with a warning. None, or mode ``v0``: one is made.
+        store: Agent-lightning's; safe to use from several threads. Mode ``v0`` has none.
+        adapter: Agent-lightning's default, or none: every recorded call counts. Another one: those
+            whose response id is in its triplets; the others are counted as excluded.
+        processor: refused where it needs M-RoPE position ids.
+        mini_batch_size, image_base_dir: kept as attributes.
+        trace_aggregator: ``level``, ``overlong_prompt``, ``truncated_rollouts``, ``trim``,
+            ``debug``, ``trajectory_max_total_length``, … of ``agl_fast/verl/config/config.yaml``.
+        rollout_deadline_seconds: a rollout that runs longer is cancelled in the store, and has
+            failed. None: ``llm_timeout_seconds``.
+        runner_silent_seconds: the store gives up the attempt of a runner that gave no sign of life
+            for so long, or left it. None: never.
+        first_runner_seconds: a run to which no runner has ever come ends after so long. None: after
+            ``rollout_deadline_seconds``.
+        failed_rollouts: ``skip``: rollouts that failed or made no call that can be trained on
+            leave their group; ``zero``: one that failed counts in its group with reward 0.
+        sampling: ``enforce``: training samples as ``train_information`` says, whatever agents ask
+            for; ``allow``: as agents ask.
+        validation_sampling: ``temperature``, ``top_p``, ``top_k`` of validation calls that do not
+            say; what is missing is as for training, or temperature 0.0.
+        max_tokens: the longest answer of a call that names no limit.
+        proxy_settings: ``port``, ``host``, ``advertise_host``, ``api_key`` of a proxy made here.
+        credit: the user's hook on training rollouts, and what calls learn from.
+        check: called about once a second while rollouts run; what it raises ends the wait.
+        deadlines: how long the store and the proxy may take; None: the defaults.
+        run_recorder: records every rollout as it ended; ``stop`` closes it.
+        model_limits: facts of the model that the proxy holds the servers' answers against.
+
+    Attributes:
+        policy_version: the trainer's version of the weights; calls carry it.
+        llm_proxy, store: as used.
+        last_batch: the ``agl_fast.Batch`` behind the last ``get_train_data_batch``.
+        failures: of the training steps so far.
+        validated_rollouts: of the validation batch at hand. ``validation_metrics`` takes those of
+            several batches together.
+
+    Raises:
+        ValueError, TypeError: an argument is missing, or cannot work; the message names it.
+    """
+
+    def __init__(
+        self,
+        port: int | None,
+        train_rollout_n: int,
+        train_information: Mapping[str, Any],
+        tokenizer: Any,
+        mini_batch_size: int,
+        pad_token_id: int,
+        reward_fillna_value: float = 0.0,
+        llm_timeout_seconds: float = 1200.0,
+        mode: Literal["v0", "v1"] = "v1",
+        llm_proxy: Any = None,
+        store: LightningStore | None = None,
+        adapter: Any = None,
+        processor: Any = None,
+        image_base_dir: str | None = None,
+        trace_aggregator: Mapping[str, Any] | None = None,
+        *,
+        rollout_deadline_seconds: float | None = 3600.0,
+        runner_silent_seconds: float | None = 120.0,
+        first_runner_seconds: float | None = 300.0,
+        failed_rollouts: FailedRollouts = "skip",
+        sampling: Literal["enforce", "allow"] = "enforce",
+        validation_sampling: Mapping[str, float] | None = None,
+        max_tokens: int | None = None,
+        proxy_settings: Mapping[str, Any] | None = None,
+        credit: CreditAssignment | None = None,
+        check: Callable[[], None] | None = None,
+        deadlines: Deadlines | None = None,
+        run_recorder: RunRecorder | None = None,
+        model_limits: ModelLimits | None = None,
+    ) -> None:
+        check_arguments(
+            mode=mode,
+            store=store,
+            port=port,
+            train_rollout_n=train_rollout_n,
+            train_information=train_information,
+            failed_rollouts=failed_rollouts,
+            sampling=sampling,
+            llm_timeout_seconds=llm_timeout_seconds,
+            rollout_deadline_seconds=rollout_deadline_seconds,
+            runner_silent_seconds=runner_silent_seconds,
+            first_runner_seconds=first_runner_seconds,
+            processor=processor,
+        )
+
+        self.port = port
+        self.train_rollout_n = train_rollout_n
+        self.train_information = train_information
+        self.tokenizer = tokenizer
+        self.mini_batch_size = mini_batch_size
+        self.pad_token_id = pad_token_id
+        self.reward_fillna_value = reward_fillna_value
+        self.llm_timeout_seconds = llm_timeout_seconds
+        self.mode = mode
+        self.adapter = adapter
+        self.processor = processor
+        self.image_base_dir = image_base_dir
+        self.trace_aggregator = dict(trace_aggregator or {})
+        self.rollout_deadline_seconds = rollout_deadline_seconds
+        self.runner_silent_seconds = runner_silent_seconds
+        self.failed_rollouts = failed_rollouts
+        self.store = store
+        settings = {"timeout_seconds": llm_timeout_seconds, **(proxy_settings or {})}
+        self.llm_proxy = proxy_for(store, llm_proxy, settings)
+        self.check = check
+        self._deadlines = deadlines or default_deadlines()
+        self.run_recorder = run_recorder
+        self.policy_version = 0
+        self.is_train = True
+        self.last_batch: agl_fast.Batch | None = None
+        self.validated_rollouts: list[ValidatedRollout] = []
+        self.failures = Failures()
+
+        self._policies = sampling_policies(
+            train_information,
+            validation_sampling or {},
+            enforce=sampling == "enforce",
+            max_tokens=max_tokens,
+        )
+        if model_limits is not None:
+            self.llm_proxy.model_limits = model_limits
+        self._proxy_counts = ProxyCounts(self.llm_proxy.recorder)
+        legacy = (settings.get("host"), port, llm_timeout_seconds)
+        self._source = source_of(store, adapter, self.llm_proxy, self._deadlines, legacy)
+        self._rows = TrainingRows(
+            self.trace_aggregator,
+            failed_rollouts,
+            credit=credit or CreditAssignment(),
+            tokenizer=tokenizer,
+            policy=self._policies["train"],
+            pad_token_id=pad_token_id,
+            reward_fillna_value=reward_fillna_value,
+        )
+        self._server_addresses: list[str] = []
+        self._started_proxy = False
+        self._loop: LoopThread | None = None
+        self._batch: RunningBatch | None = None
+        self._stale: set[str] = set()
+        self._is_starvation_reported = False
+        self._first_runner = FirstRunner(first_runner_seconds)
+
+    def start(self) -> None:
+        """Start the daemon's thread, and mode ``v0``'s server (OSError: its port cannot be bound).
+
+        The proxy starts with the first data.
+        """
+        if self._loop is None:
+            self._source.start()
+            self._loop = LoopThread("agl_fast-daemon")
+
+    def stop(self) -> None:
+        """Give up what runs, stop the proxy if it was started here, and end the thread."""
+        if self._loop is None:
+            return
+        with ExitStack() as ends:
+            if self.run_recorder is not None:
+                ends.callback(self.run_recorder.close)
+            ends.callback(self._source.stop)
+            ends.callback(self._end_loop)
+            ends.callback(self._stop_proxy)
+            self.clear_data_and_server()
+
+    def _stop_proxy(self) -> None:
+        if self._loop is not None and self._started_proxy and self.llm_proxy.is_running():
+            stop = self.llm_proxy.stop()
+            self._loop.run(stop, what="stopping the proxy", limit=self._deadlines.cancel)
+
+    def _end_loop(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.stop()
+
+    def set_up_data_and_server(
+        self,
+        data: Mapping[str, Sequence[Any]],
+        server_addresses: Sequence[str],
+        is_train: bool = True,
+    ) -> None:
+        """Enqueue the samples. What is left of the data before is given up.
+
+        Args:
+            data: columns of one length, one sample a row. Each sample gets a fresh ``data_id``.
+            server_addresses: ``host:port`` of every vLLM server.
+            is_train: enqueue ``train_rollout_n`` rollouts of each, else one.
+
+        Raises:
+            ValueError: there are no samples, or no servers.
+            RuntimeError: the store failed. OSError: the proxy cannot be started.
+        """
+        samples = samples_of(data)
+        if not server_addresses:
+            raise ValueError("server_addresses is empty: there is nobody to answer the agents")
+        self.clear_data_and_server()
+        self.start()
+        assert self._loop is not None
+        self.is_train = is_train
+        set_up = self._set_up(samples, list(server_addresses))
+        self._loop.run(set_up, what="setting up the rollouts", limit=self._deadlines.enqueue)
+
+    def rollout_config(self) -> RolloutConfig:
+        """The store's own limits on a rollout; a subclass may retry failed attempts here."""
+        seconds = self.llm_timeout_seconds
+        return RolloutConfig(timeout_seconds=seconds, unresponsive_seconds=seconds)
+
+    async def _set_up(self, samples: list[dict[str, Any]], server_addresses: list[str]) -> None:
+        if server_addresses != self._server_addresses:
+            model = self.train_information["model"]
+            served = self.train_information.get("served_model", model)
+            entries = [model_entry(model, served, each) for each in server_addresses]
+            self.llm_proxy.update_model_list(entries)
+            self._server_addresses = server_addresses
+        if not self.llm_proxy.is_running():
+            await self.llm_proxy.start()
+            self._started_proxy = True
+        phase: Literal["train", "val"] = "train" if self.is_train else "val"
+        policy = self._policies[phase]
+        self._proxy_counts.begin(is_train=self.is_train)
+        self.llm_proxy.begin(phase, self.policy_version, policy)
+        resources_id = await self._source.set_up(
+            self.train_information["model"], policy.temperature, self.policy_version
+        )
+        n = self.train_rollout_n if self.is_train else 1
+        requests = rollout_requests(samples, n, phase, resources_id, self.rollout_config())
+        rollouts = await self._source.enqueue(requests)
+        if self.store is not None:
+            self.llm_proxy.serve_only([each.rollout_id for each in rollouts])
+        seconds = self.rollout_deadline_seconds or self.llm_timeout_seconds
+        self._batch = RunningBatch(
+            self._source,
+            Waiting(
+                self._source,
+                rollouts,
+                self._stale,
+                seconds,
+                self.runner_silent_seconds,
+                self._first_runner,
+            ),
+            {each.rollout_id: asked.input for each, asked in zip(rollouts, requests, strict=True)},
+        )
+
+    def run_until_all_finished(self, verbose: bool = True) -> None:
+        """Wait until every rollout has ended, and take what it left as soon as it has.
+
+        Args:
+            verbose: print now and then how many have.
+
+        Raises:
+            TimeoutError: no runner takes the rollouts.
+            RuntimeError: the store failed; its error is the cause. Or no call was answered, as the
+                servers do not know the model that was asked for.
+            ValueError: the adapter matches none of a rollout's calls, or a call or reward is
+                wrong; the message names the rollout.
+        """
+        if self._batch is None or self._loop is None:
+            logger.warning("There are no rollouts to wait for.")
+            return
+        collect = self._batch.collect(self._take, verbose=verbose)
+        self._loop.run(collect, what="waiting for rollouts", meanwhile=self.check)
+        if self.store is not None:
+            self.llm_proxy.require_known_model()
+
+    def rollout_finished(self, outcome: Outcome) -> None:
+        """Called with each rollout of a training or validation batch; nothing by default.
+
+        For subclasses that print, keep or count what agents did. Called on the daemon's own thread
+        while other rollouts run, in the order of enqueuing, before a training rollout becomes rows
+        (failed ones included). It should return soon: nothing else is taken meanwhile. What it
+        raises ends ``run_until_all_finished``. The calls are trained on: read them only.
+        """
+
+    def _take(self, outcome: Outcome) -> None:
+        if self.run_recorder is not None:
+            self.run_recorder.record(outcome.rollout, self.policy_version, is_train=self.is_train)
+        self.rollout_finished(outcome)
+        if self.is_train:
+            self._rows.add(outcome)
+
+    def get_train_data_batch(
+        self,
+        max_prompt_length: int,
+        max_response_length: int,
+        device: torch.device | str | None,
+        global_steps: int,
+    ) -> tuple[DataProto, dict[str, Any]]:
+        """The rows of all rollouts, and numbers about them.
+
+        Args:
+            max_prompt_length: P, at least 1.
+            max_response_length: R, at least 1.
+            device: where the tensors live.
+            global_steps: of the trainer.
+
+        Returns:
+            B rows: the tensors and columns of docs/rows.md, among them ``data_id_list``,
+            ``rollout_id_list`` and, at level transition, ``turn_index_list``; and ``training/*``.
+            The batch with its table of rollouts is ``last_batch``.
+
+        Raises:
+            RuntimeError: this is a validation, or rollouts are still running.
+            EmptyBatchError: no rollout gave a row.
+        """
+        finished = self._finished(is_train=True)
+        if told := self.failures.add(finished.outcomes):
+            print(f"agl_fast: step {global_steps}: {told}", flush=True)
+        metrics = run_metrics(
+            finished.outcomes,
+            self._rows.counts + Counter(finished.counts),
+            self._proxy_counts.so_far(),
+            time.time() - finished.enqueued_at,
+            self.run_recorder.counts if self.run_recorder is not None else {},
+        )
+        metrics |= self._concurrency_metrics(finished.outcomes)
+        try:
+            batch = self._rows.build(max_prompt_length, max_response_length, device, global_steps)
+        except agl_fast.EmptyBatchError as error:
+            happened = {name: value for name, value in metrics.items() if value}
+            what = f"step {global_steps}: none of {len(finished.outcomes)} rollouts gave a row"
+            raise agl_fast.EmptyBatchError(
+                f"{what}: {error}; {happened}", error.accounting, error.metrics | metrics
+            ) from error
+        self.last_batch = batch
+        rows = DataProto.from_dict(tensors=dict(batch.tensors), non_tensors=dict(batch.columns))
+        return rows, {**batch.metrics, **metrics}
+
+    def _concurrency_metrics(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
+        measured = concurrency(outcomes, len(self._server_addresses))
+        if measured.notice is not None and not self._is_starvation_reported:
+            self._is_starvation_reported = True
+            logger.warning("%s", measured.notice)
+        return measured.metrics
+
+    def get_test_metrics(self) -> dict[str, float]:
+        """``val/*`` of the validation batch, and ``val/{data_source}/*`` of its samples with one.
+
+        Raises:
+            RuntimeError: this is not a validation, or rollouts are still running.
+        """
+        finished = self._finished(is_train=False)
+        if told := Failures().add(finished.outcomes):
+            print(f"agl_fast: validation: {told}", flush=True)
+        self.validated_rollouts = [
+            ValidatedRollout.of(each, self.reward_fillna_value) for each in finished.outcomes
+        ]
+        return validation_metrics(self.validated_rollouts)
+
+    def clear_data_and_server(self) -> None:
+        """Forget the data. Rollouts that have not ended are cancelled in the store.
+
+        The proxy aborts every request and answers none until the next data: servers may sleep now.
+        """
+        batch, self._batch = self._batch, None
+        self._rows.clear()
+        self.validated_rollouts = []
+        if batch is None:
+            return
+        if self.store is not None:
+            self.llm_proxy.serve_none()
+        self._stale = set(batch.running)
+        if self._loop is None:
+            return
+        limit = self._deadlines.cancel
+        if self._stale:
+            self._loop.run(batch.cancel(), what="cancelling rollouts", limit=limit)
+        self._loop.run(self.llm_proxy.pause(), what="aborting requests", limit=limit)
+
+    def _finished(self, *, is_train: bool) -> RunningBatch:
+        if self.is_train != is_train:
+            expected, found = ("training", "validation") if is_train else ("validation", "training")
+            raise RuntimeError(f"the data is of a {found}, not of a {expected}")
+        if self._batch is None:
+            raise RuntimeError("there is no data: call set_up_data_and_server")
+        if running := len(self._batch.running):
+            raise RuntimeError(f"{running} rollouts are running: call run_until_all_finished")
+        return self._batch

@@ -1,0 +1,160 @@
+"""What the daemon asks of Agent-lightning's store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import aiohttp
+from agentlightning import LightningStore, LightningStoreClient
+
+from agl_fast.verl.supervision.deadlines import Deadlines
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 1.0
+_AWAY = (ConnectionError, aiohttp.ClientConnectionError)
+
+
+class StoreAccess:
+    """A store whose errors say what was asked, and whose answers do not take for ever.
+
+    Questions are asked one after another: a store that locks a thread while it waits would lock
+    itself out otherwise. What may be asked twice is asked again where the store cannot be reached.
+
+    Raises:
+        RuntimeError: the store raised an error, which is its cause, or could not be reached for
+            ``store_away`` of the deadlines.
+        TimeoutError: an answer took longer than their ``store_answer``.
+    """
+
+    def __init__(self, store: LightningStore, deadlines: Deadlines) -> None:
+        self._store = store
+        self._deadlines = deadlines
+
+    async def add_resources(self, resources: dict[str, Any]) -> str:
+        """The resources' id."""
+        update = await self._ask("add resources", self._store.add_resources(resources))
+        return str(update.resources_id)
+
+    async def enqueue(self, requests: Sequence[Any]) -> list[Any]:
+        return list(
+            await self._ask("enqueue rollouts", self._store.enqueue_many_rollouts(requests))
+        )
+
+    async def finished(self, rollout_ids: list[str]) -> list[Any]:
+        """Those that are finished by now."""
+
+        def ask() -> Any:
+            return self._store.wait_for_rollouts(rollout_ids=rollout_ids, timeout=0)
+
+        return list(await self._ask_again("list finished rollouts", ask))
+
+    async def rollout(self, rollout_id: str) -> Any:
+        """With its latest attempt as ``attempt``, if there is one.
+
+        Raises:
+            RuntimeError: the store does not know it.
+        """
+        what = f"find rollout {rollout_id!r}"
+        rollout = await self._ask_for_one(what, rollout_id, self._store.get_rollout_by_id)
+        if rollout is None:
+            raise RuntimeError(f"the store no longer knows rollout {rollout_id!r}")
+        return rollout
+
+    async def latest_attempt(self, rollout_id: str) -> Any | None:
+        what = f"find the attempt of rollout {rollout_id!r}"
+        return await self._ask_for_one(what, rollout_id, self._store.get_latest_attempt)
+
+    async def _ask_for_one(
+        self, what: str, rollout_id: str, ask: Callable[[str], Awaitable[Any]]
+    ) -> Any:
+        """Ask, and believe a None only of a store that can be reached.
+
+        Agent-lightning's client answers None as well when it cannot reach the store.
+        """
+
+        async def ask_surely() -> Any:
+            found = await ask(rollout_id)
+            if found is None and isinstance(self._store, LightningStoreClient):
+                await self._store.query_rollouts(rollout_id_in=[rollout_id], limit=1)  # or raises
+                found = await ask(rollout_id)
+            return found
+
+        return await self._ask_again(what, ask_surely)
+
+    async def spans(self, rollout_id: str, attempt_id: str) -> list[Any]:
+        """In the order of their sequence numbers."""
+        what = f"give the spans of rollout {rollout_id!r}"
+
+        def ask() -> Any:
+            return self._store.query_spans(rollout_id, attempt_id=attempt_id)
+
+        spans = await self._ask_again(what, ask)
+        return sorted(spans, key=lambda span: span.sequence_id)
+
+    async def workers(self) -> list[Any]:
+        """The runners that have given a sign of life, with the rollout that each has."""
+        try:
+            return list(
+                await self._ask_again("list the runners", lambda: self._store.query_workers())
+            )
+        except RuntimeError as error:
+            if isinstance(error.__cause__, NotImplementedError):
+                return []  # a store of the user's may not know them
+            raise
+
+    async def give_up_attempt(self, rollout_id: str, attempt_id: str) -> None:
+        """Its runner is gone. The store fails or retries the rollout, as its configuration says."""
+        what = f"give up an attempt at rollout {rollout_id!r}"
+
+        def ask() -> Any:
+            return self._store.update_attempt(rollout_id, attempt_id, status="unresponsive")
+
+        await self._ask_again(what, ask)
+
+    async def queue_again(self, rollout_id: str) -> None:
+        what = f"queue rollout {rollout_id!r} again"
+
+        def ask() -> Any:
+            return self._store.update_rollout(rollout_id, status="requeuing")
+
+        await self._ask_again(what, ask)
+
+    async def cancel(self, rollout_id: str) -> None:
+        what = f"cancel rollout {rollout_id!r}"
+
+        def ask() -> Any:
+            return self._store.update_rollout(rollout_id, status="cancelled")
+
+        await self._ask_again(what, ask)
+
+    async def _ask_again(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """For questions, and for changes that are the same when they are made twice."""
+        limit = self._deadlines.store_away
+        end = time.monotonic() + limit.seconds
+        said = False
+        while True:
+            try:
+                return await self._ask(what, ask())
+            except RuntimeError as error:
+                if not isinstance(error.__cause__, _AWAY) or time.monotonic() > end:
+                    raise
+                if not said:
+                    said = True
+                    logger.warning("%s; asked again for up to %s", error, limit)
+            await asyncio.sleep(min(_RETRY_SECONDS, limit.seconds))
+
+    async def _ask(self, what: str, answer: Awaitable[T]) -> T:
+        limit = self._deadlines.store_answer
+        try:
+            return await asyncio.wait_for(answer, limit.seconds)
+        except asyncio.TimeoutError as error:  # not yet the builtin one in Python 3.10
+            raise TimeoutError(f"the store took more than {limit} to {what}") from error
+        except Exception as error:
+            raise RuntimeError(f"the store failed to {what}: {error!r}") from error

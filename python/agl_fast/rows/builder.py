@@ -1,0 +1,387 @@
+"""Rollouts in, one PPO batch out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from agl_fast import _core
+from agl_fast.ops import fill_rows as row_ops
+from agl_fast.ops.argument_checks import INT32_MAX, integer
+from agl_fast.ops.buffers import Buffers
+from agl_fast.rows.accounting import EmptyBatchError, RolloutEntry
+from agl_fast.rows.batch import Batch
+from agl_fast.rows.call_rewards import read_credit, read_reward
+from agl_fast.rows.calls import Call, LogProbs, Rollout, TokenIds
+from agl_fast.rows.pending import Pending
+from agl_fast.rows.planner_counts import Counts, collect_mismatches
+from agl_fast.rows.row_metrics import training_metrics
+from agl_fast.rows.row_options import (
+    TREE_MAX_TOKENS,
+    Layout,
+    Level,
+    Options,
+    OverlongPrompt,
+    TruncatedRollouts,
+)
+
+logger = logging.getLogger(__name__)
+
+_NO_BASE = -1
+_TRUNCATED_ROLLOUTS = {"train": 0, "mask": 1, "zero_reward": 2}
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _one_at_a_time(
+    method: Callable[Concatenate[BatchBuilder, P], T],
+) -> Callable[Concatenate[BatchBuilder, P], T]:
+    """Rollouts arrive on threads of their own, also while a batch is being filled."""
+
+    @wraps(method)
+    def locked(self: BatchBuilder, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return locked
+
+
+class BatchBuilder:
+    """Builds batches from rollouts that arrive one by one. Threads may share one.
+
+    Each rollout is planned when it is added, while others still run; ``finish`` only fills the
+    tensors. Lists cost one pointer compare for every token that a prompt repeats of the prompt
+    before; arrays cost nothing for it where prompts and responses are views of one base array.
+
+    Args:
+        level, max_prompt_length, …, device: as for ``build_batch``.
+        reuse_buffers: keep the output memory from batch to batch. The tensors of the batch before
+            become invalid as soon as ``finish`` is called again. It spares the first touch of
+            fresh memory, which costs more than writing the batch.
+
+    Raises:
+        TypeError, ValueError: an option has the wrong type or value; the message names it.
+    """
+
+    def __init__(
+        self,
+        *,
+        level: Level = "trajectory",
+        max_prompt_length: int,
+        max_response_length: int,
+        max_total_length: int | None = None,
+        pad_token_id: int,
+        overlong_prompt: OverlongPrompt | None = None,
+        truncated_rollouts: TruncatedRollouts = "train",
+        tree_max_tokens: int = TREE_MAX_TOKENS,
+        reward_fillna_value: float = 0.0,
+        trim: bool = False,
+        layout: Layout = "padded",
+        call_index: bool = False,
+        tokenizer: Any = None,
+        device: torch.device | str | None = None,
+        reuse_buffers: bool = False,
+    ) -> None:
+        self._options = Options(
+            level=level,
+            max_prompt_length=max_prompt_length,
+            max_response_length=max_response_length,
+            max_total_length=max_total_length,
+            pad_token_id=pad_token_id,
+            overlong_prompt=overlong_prompt,
+            truncated_rollouts=truncated_rollouts,
+            tree_max_tokens=tree_max_tokens,
+            reward_fillna_value=reward_fillna_value,
+            trim=trim,
+            layout=layout,
+            call_index=call_index,
+            tokenizer=tokenizer,
+        )
+        target = torch.device("cpu" if device is None else device)
+        self._buffers = Buffers(target, reuse=reuse_buffers)
+        self._planner = _core.Planner(trajectory=level == "trajectory", tree=level == "tree")
+        self._pending: dict[str, Pending] = {}
+        self._lock = threading.RLock()
+
+    def __len__(self) -> int:
+        """Rollouts added since the last batch."""
+        return len(self._pending)
+
+    def add(self, rollout: Rollout) -> None:
+        """Plan a whole rollout. On an error the builder is as before.
+
+        Raises:
+            TypeError, ValueError: a field is wrong; the message names the rollout, call, field,
+                index and value. ValueError: its rollout_id is already in this batch.
+        """
+        self.add_many([rollout])
+
+    @_one_at_a_time
+    def add_many(self, rollouts: Iterable[Rollout]) -> None:
+        """Plan many rollouts at once, on several threads. On an error the builder is as before.
+
+        Raises:
+            TypeError, ValueError: as for ``add``.
+        """
+        added: dict[str, Pending] = {}
+        all_calls: list[list[Call]] = []
+        for rollout in rollouts:
+            rollout_id, calls = _read_rollout(rollout)
+            if rollout_id in self._pending or rollout_id in added:
+                raise ValueError(f"rollout {rollout_id!r} is already in this batch")
+            added[rollout_id] = Pending.of(rollout, calls, len(self._pending) + len(added))
+            all_calls.append(calls)
+        self._planner.add_many(list(added), all_calls)
+        self._pending |= added
+
+    @_one_at_a_time
+    def add_call(
+        self,
+        rollout_id: str,
+        base_call: int | None,
+        keep: int,
+        prompt_tail: TokenIds,
+        response_ids: TokenIds,
+        log_probs: LogProbs | None = None,
+        reward: float | None = None,
+        *,
+        response_id: str | None = None,
+        finish_reason: str | None = None,
+        policy_version: int | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        agent: str | None = None,
+        trainable: bool = True,
+        credit: float = 1.0,
+    ) -> None:
+        """Plan one call of a running rollout, coded as a difference to an earlier one.
+
+        The prompt is the first ``keep`` tokens of call ``base_call``'s prompt and response, then
+        ``prompt_tail``. The first call opens the rollout; ``close_rollout`` says what it earned.
+        On an error the builder is as before.
+
+        Args:
+            rollout_id: a rollout that is not closed.
+            base_call: index of an earlier call of it; None for none, then ``keep`` is 0.
+            keep: tokens taken over from it.
+            prompt_tail: ids after those.
+            response_ids, log_probs, …, credit: as for ``Call``.
+
+        Raises:
+            TypeError, ValueError: as for ``add``.
+        """
+        pending = self._pending.get(rollout_id)
+        if pending is not None and not pending.open:
+            raise ValueError(f"rollout {rollout_id!r} is already complete in this batch")
+        n_calls = 0 if pending is None else len(pending.call_rewards)
+        where = f"rollout {rollout_id!r}, call {n_calls}"
+        own = read_reward(reward, f"{where}: reward")
+        credit = read_credit(credit, f"{where}: credit")
+        call = Call(
+            prompt_tail,
+            response_ids,
+            log_probs,
+            reward,
+            response_id=response_id,
+            finish_reason=finish_reason,
+            policy_version=policy_version,
+            sampling=sampling,
+            agent=agent,
+            trainable=trainable,
+        )
+        base = (
+            _NO_BASE
+            if base_call is None
+            else integer(f"{where}: base_call", base_call, 0, INT32_MAX)
+        )
+        keep = integer(f"{where}: keep", keep, 0, INT32_MAX)
+        if pending is None:
+            self._planner.open_with(rollout_id, base, keep, call)
+            pending = Pending(rollout_id, rollout_id, None, None, len(self._pending), open=True)
+            self._pending[rollout_id] = pending
+        else:
+            self._planner.add_call(pending.index, rollout_id, base, keep, call)
+        pending.call_rewards.append(own)
+        pending.call_credits.append(credit)
+        pending.finish_reasons.append(finish_reason)
+        pending.reward = pending.reward if own is None else own
+
+    @_one_at_a_time
+    def close_rollout(
+        self,
+        rollout_id: str,
+        data_id: str,
+        reward: float | None = None,
+        *,
+        status: str | None = None,
+    ) -> None:
+        """Complete a rollout that ``add_call`` opened.
+
+        A rollout that is not closed when the batch is built stands in a group of its own, with
+        its rollout_id as data_id.
+
+        Args:
+            rollout_id: a rollout that is not closed.
+            data_id, reward, status: as for ``Rollout``.
+
+        Raises:
+            ValueError: there is no such rollout, or the reward is infinite.
+            TypeError: the reward is not a number.
+        """
+        pending = self._pending.get(rollout_id)
+        if pending is None or not pending.open:
+            raise ValueError(f"rollout {rollout_id!r} is not open in this batch")
+        given = read_reward(reward, f"rollout {rollout_id!r}: reward")
+        pending.data_id = data_id
+        pending.status = status
+        pending.reward = pending.reward if given is None else given
+        pending.open = False
+
+    @_one_at_a_time
+    def finish(self) -> Batch:
+        """Fill the tensors and begin a new batch.
+
+        Raises:
+            ValueError: no rollout was added.
+            EmptyBatchError: none of them gave a row; the builder begins a new batch.
+        """
+        if not self._pending:
+            raise ValueError("no rollouts: add at least one before the batch is built")
+        options = self._options
+        pending = list(self._pending.values())
+        rows = self._rows(np.array([self._filled(each.reward) for each in pending], np.float32))
+        counts = Counts(rows.counts)
+        accounting = counts.total()
+        zeroes = options.truncated_rollouts == "zero_reward"
+        entries = [
+            each.entry(
+                options.reward_fillna_value,
+                n_rows,
+                counts.of_rollout(index),
+                truncated=truncated,
+                zeroed=zeroes and truncated,
+            )
+            for index, (each, n_rows, truncated) in enumerate(
+                zip(
+                    pending,
+                    counts.column("rows").tolist(),
+                    counts.column("lost_tokens").astype(bool).tolist(),
+                    strict=True,
+                )
+            )
+        ]
+        self._warn_of_missing_rewards(entries)
+        mismatches = collect_mismatches(self._planner, self._pending, options.tokenizer)
+        metrics = training_metrics(
+            entries,
+            accounting,
+            self._planner.response_lengths(),
+            counts.column("chains"),
+            int(counts.column("cut_chains").sum()),
+            mismatches if options.level == "trajectory" else None,
+            [reason for each in pending for reason in each.finish_reasons],
+        )
+        if len(rows) == 0:
+            self._clear()
+            raise EmptyBatchError(
+                f"none of {len(pending)} rollouts gave a row; {accounting}", accounting, metrics
+            )
+        batch = Batch(
+            tensors=self._tensors(rows),
+            columns=self._columns(rows, entries),
+            rollouts=entries,
+            accounting=accounting,
+            mismatches=mismatches,
+            metrics=metrics,
+        )
+        del rows  # so that the planner may keep its memory
+        self._clear()
+        return batch
+
+    def _rows(self, rewards: NDArray[np.float32]) -> _core.Rows:
+        options = self._options
+        if options.level == "tree":
+            return self._planner.tree_rows(rewards, max_tokens=options.tree_max_tokens)
+        return self._planner.rows(
+            rewards,
+            max_prompt_length=options.max_prompt_length,
+            max_response_length=options.max_response_length,
+            max_total_length=options.max_total_length or 0,
+            drop_overlong=options.drops_overlong,
+            truncated_rollouts=_TRUNCATED_ROLLOUTS[options.truncated_rollouts],
+        )
+
+    def _clear(self) -> None:
+        self._planner.clear()
+        self._pending.clear()
+
+    def _filled(self, reward: float | None) -> float:
+        return self._options.reward_fillna_value if reward is None else reward
+
+    def _warn_of_missing_rewards(self, entries: list[RolloutEntry]) -> None:
+        missing = [entry.rollout_id for entry in entries if not entry.has_reward]
+        if missing:
+            logger.warning(
+                "%d of %d rollouts have no reward and get %g, the first is %r",
+                len(missing),
+                len(entries),
+                self._options.reward_fillna_value,
+                missing[0],
+            )
+
+    def _tensors(self, rows: _core.Rows) -> dict[str, torch.Tensor]:
+        options = self._options
+        if options.layout == "jagged":
+            tensors = row_ops.jagged(rows, call_index=options.call_index, buffers=self._buffers)
+        else:
+            widths = (options.max_prompt_length, options.max_response_length)
+            tensors = row_ops.padded(
+                rows,
+                *(rows.longest if options.trim or options.level == "tree" else widths),
+                options.pad_token_id,
+                call_index=options.call_index,
+                buffers=self._buffers,
+            )
+        marked = torch.from_numpy(rows.marked.astype(bool))
+        tensors["is_drop_mask"] = marked.to(self._buffers.device)
+        return tensors
+
+    def _columns(self, rows: _core.Rows, entries: list[RolloutEntry]) -> dict[str, NDArray[Any]]:
+        owners = [entries[index] for index in rows.rollout.tolist()]
+        first_call = rows.first_call.astype(np.int64)
+        columns: dict[str, NDArray[Any]] = {
+            "data_id_list": _column((entry.data_id for entry in owners), len(owners)),
+            "rollout_id_list": _column((entry.rollout_id for entry in owners), len(owners)),
+            "first_call_index_list": first_call,
+            "has_rollout_log_probs": rows.has_log_probs.astype(bool),
+        }
+        if self._options.level == "transition":
+            columns["turn_index_list"] = first_call.copy()
+        return columns
+
+
+def _read_rollout(rollout: Rollout) -> tuple[str, list[Call]]:
+    if not hasattr(rollout, "rollout_id") or not hasattr(rollout, "calls"):
+        raise TypeError(f"rollouts must be Rollout objects, got {rollout!r}")
+    try:
+        calls = list(rollout.calls)
+        hash(rollout.rollout_id)
+    except TypeError:
+        raise TypeError(
+            f"rollout {rollout.rollout_id!r}: calls must be a sequence of Call, and the rollout_id "
+            f"a str; got {rollout.calls!r}"
+        ) from None
+    return rollout.rollout_id, calls
+
+
+def _column(values: Iterable[Any], size: int) -> NDArray[Any]:
+    """Objects as they are, also tuples: (size,)."""
+    return np.fromiter(values, dtype=object, count=size)

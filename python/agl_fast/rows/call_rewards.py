@@ -1,0 +1,102 @@
+"""What a rollout earned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+from agl_fast.rows.calls import Call
+
+_FLOAT32_MAX = 3.4028234663852886e38
+
+
+def read_reward(value: Any, where: str) -> float | None:
+    """A reward as float, or None where it is missing (None or NaN).
+
+    Args:
+        value: any real number: bool, int, float, Fraction, Decimal, a numpy or torch scalar, or an
+            array or tensor of no dimension.
+
+    Raises:
+        TypeError: it is not a real number. ValueError: it is infinite, or not finite in float32.
+    """
+    if value is None:
+        return None
+    given = value
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, (Real, Decimal)):
+        raise TypeError(f"{where} must be a real number (float, int, bool) or None, got {given!r}")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"{where} is {value!r}; rewards must be finite") from None
+    except ValueError:  # Decimal("sNaN")
+        return None
+    if math.isnan(number):
+        return None
+    if abs(number) > _FLOAT32_MAX:
+        raise ValueError(f"{where} is {number!r}; rewards must be finite")
+    return number
+
+
+def read_rewards(rollout_id: str, calls: Sequence[Call]) -> list[float | None]:
+    """Every call's own reward, also those that do not count.
+
+    Raises:
+        TypeError, ValueError: as for ``read_reward``.
+    """
+    rewards: list[float | None] = []
+    for index, call in enumerate(calls):
+        try:
+            reward = call.reward
+        except AttributeError:
+            raise TypeError(
+                f"rollout {rollout_id!r}: calls[{index}] must be a Call, got {call!r}"
+            ) from None
+        if reward is not None:
+            reward = read_reward(reward, f"rollout {rollout_id!r}, call {index}: reward")
+        rewards.append(reward)
+    return rewards
+
+
+def final_reward(
+    rollout_id: str, reward: Any, call_rewards: Sequence[float | None]
+) -> float | None:
+    """The rollout's reward: the given one, else the last that a call has; None if there is none."""
+    given = read_reward(reward, f"rollout {rollout_id!r}: reward")
+    if given is not None:
+        return given
+    return next((own for own in reversed(call_rewards) if own is not None), None)
+
+
+def read_credits(rollout_id: str, calls: Sequence[Call]) -> list[float]:
+    """Every call's credit.
+
+    Raises:
+        TypeError, ValueError: as for ``read_credit``.
+    """
+    # What stands in for a call need not know of credit.
+    given = [getattr(call, "credit", 1.0) for call in calls]
+    if given.count(1.0) == len(given):
+        return given
+    return [
+        read_credit(credit, f"rollout {rollout_id!r}, call {index}: credit")
+        for index, credit in enumerate(given)
+    ]
+
+
+def read_credit(value: Any, where: str) -> float:
+    """A credit as float.
+
+    Raises:
+        TypeError: it is not a number. ValueError: it is not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{where} must be a float, got {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{where} is {value!r}; credits must be finite")
+    return float(value)

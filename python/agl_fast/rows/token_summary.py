@@ -1,0 +1,205 @@
+"""Where the sampled tokens of a whole run went, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from agl_fast.rows.accounting import DROP_REASONS, MISMATCH_KINDS
+from agl_fast.rows.mismatch_causes import causes_in_words
+
+# More than this share of the sampled tokens lost to limits is worth a warning.
+NOTEWORTHY = 0.01
+FITTING = "training/limits_that_fit/"
+# Before the name of a cause: mismatches of a step that were decoded and have it.
+MISMATCH_CAUSES = "training/mismatch_causes/"
+
+_REASONS = {
+    "aborted": "cut off by a weight sync",
+    "excluded": "not to be trained",
+    "empty": "without a prompt",
+    "overlong_prompt": "prompts over the limit",
+    "truncated_rollout": "truncated rollouts",
+}
+_KINDS = {
+    "shortened": "whose history was shortened",
+    "retokenised": "whose history was tokenised anew, to other ids for the same text",
+    "generation_prompt": (
+        "whose history lacks what the chat template puts before an answer, as an empty think block"
+    ),
+    "new_conversation": "that began a conversation of their own",
+    "history_rewritten": "whose history was rewritten",
+}
+# A new conversation is none that an agent has broken.
+_BROKEN = ("shortened", "retokenised", "generation_prompt", "history_rewritten")
+
+
+# training/proxy/{name}_tokens: sampled, and in no rollout (docs/rows.md).
+_LOST = {
+    "refused": "in answers that the proxy refused",
+    "client_gone": "for agents that left",
+    "incomplete": "in answers that broke off",
+    "duplicate": "recorded twice",
+    "discarded": "by attempts that were given up",
+    "late": "after the end of the rollout",
+    "forgotten": "for rollouts that never ended",
+}
+_FINISH_REASON = "training/finish_reason/"
+
+
+class TokenSummary:
+    """Adds up the ``training/*`` metrics of a run's steps.
+
+    Args:
+        level: that rows were built at.
+        limit_names: how the user calls ``max_prompt_length``, ``max_response_length`` and
+            ``max_total_length``.
+        tree_is_refused: level tree cannot train the run's model or settings, so that it is not
+            advised.
+    """
+
+    def __init__(
+        self,
+        level: str,
+        limit_names: Mapping[str, str] | None = None,
+        *,
+        tree_is_refused: bool = False,
+    ) -> None:
+        self._tree_is_refused = tree_is_refused
+        self._level = level
+        self._limit_names = dict(limit_names or {})
+        self._sums: Counter[str] = Counter()
+        self._fitting: dict[str, int] = {}
+        self._finished: Counter[str] = Counter()  # calls by finish reason
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """The metrics of a step."""
+        n_calls = metrics.get("training/n_recorded_calls", metrics.get("training/n_calls", 0))
+        for name, value in metrics.items():
+            if name.startswith(FITTING):
+                limit = name.removeprefix(FITTING)
+                self._fitting[limit] = max(int(value), self._fitting.get(limit, 0))
+            elif name.startswith(_FINISH_REASON):
+                self._finished[name.removeprefix(_FINISH_REASON)] += round(value * n_calls)
+            elif name.startswith("training/"):
+                self._sums[name.removeprefix("training/")] += value  # type: ignore[assignment]
+        self._sums["steps"] += 1
+
+    @property
+    def n_steps(self) -> int:
+        return self._count("steps")
+
+    @property
+    def lost_to_limits(self) -> float:
+        """Share of the sampled tokens."""
+        lost = sum(
+            self._count(name)
+            for name in (
+                "tokens/truncated",
+                "tokens/dropped/overlong_prompt",
+                "tokens/dropped/truncated_rollout",
+            )
+        )
+        return lost / max(1, self._sampled)
+
+    @property
+    def is_noteworthy(self) -> bool:
+        """Limits took more of the tokens than they should."""
+        return self.lost_to_limits > NOTEWORTHY
+
+    def __str__(self) -> str:
+        if not self.n_steps:
+            return "No step was finished."
+        return " ".join(self._sentences())
+
+    @property
+    def _sampled(self) -> int:
+        return self._count("tokens/sampled") + self._count("skipped_tokens")
+
+    def _count(self, name: str) -> int:
+        return int(self._sums[name])
+
+    def _sentences(self) -> Iterator[str]:
+        sampled = self._sampled
+        yield (
+            f"{_counted(self.n_steps, 'step')} sampled {_counted(sampled, 'token')} in "
+            f"{_counted(self._count('n_calls'), 'call')}:"
+        )
+        shares = [_share(self._count("tokens/trained"), sampled, "trained")]
+        for name, words in (("truncated", "truncated"), ("duplicate", "recorded twice")):
+            if self._count(f"tokens/{name}"):
+                shares.append(_share(self._count(f"tokens/{name}"), sampled, words))
+        for reason in DROP_REASONS:
+            if n := self._count(f"tokens/dropped/{reason}"):
+                shares.append(_share(n, sampled, f"dropped ({_REASONS[reason]})"))
+        for name in sorted(self._sums):
+            if name.startswith("skipped_tokens/") and self._count(name):
+                reason = name.removeprefix("skipped_tokens/").replace("_", " ")
+                shares.append(_share(self._count(name), sampled, f"of skipped rollouts ({reason})"))
+        yield f"{', '.join(shares)}."
+        yield from self._answers()
+        yield from self._mismatches()
+        yield from self._limits()
+
+    def _answers(self) -> Iterator[str]:
+        n_cut, n_calls = self._finished["length"], self._finished.total()
+        if n_cut > NOTEWORTHY * n_calls:
+            yield (
+                f"{n_cut / n_calls:.1%} of the answers were cut off by max_tokens or the context "
+                "(finish reason length)."
+            )
+        lost = {words: self._count(f"proxy/{name}_tokens") for name, words in _LOST.items()}
+        total = sum(lost.values())
+        if total > NOTEWORTHY * self._sampled:
+            told = ", ".join(f"{n:,} {words}" for words, n in lost.items() if n)
+            yield f"Beyond these, servers sampled {_counted(total, 'token')} for no row: {told}."
+
+    def _mismatches(self) -> Iterator[str]:
+        if self._level == "transition":
+            if self._count("n_calls") > self._count("n_rollouts"):
+                yield (
+                    "At level transition every call is a row of its own; at level trajectory calls "
+                    "that extend each other share one."
+                )
+            return
+        if self._level == "tree":  # nobody looks for chains there
+            return
+        kinds = {kind: self._count(f"mismatches/{kind}") for kind in MISMATCH_KINDS}
+        if not any(kinds.values()):
+            yield "No call broke a prefix."
+            return
+        told = [f"{n} {_KINDS[kind]}" for kind, n in kinds.items() if n]
+        yield (
+            f"{_counted(sum(kinds.values()), 'call')} extended no earlier one, so that their "
+            f"prompts are rows' own: {', '.join(told)}."
+        )
+        prefix = MISMATCH_CAUSES.removeprefix("training/")
+        causes = {
+            name.removeprefix(prefix): self._count(name)
+            for name in self._sums
+            if name.startswith(prefix)
+        }
+        if any(causes.values()):
+            yield causes_in_words(causes)
+        if any(kinds[kind] for kind in _BROKEN) and not self._tree_is_refused:
+            yield "Level tree trains such calls without repeating the tokens they still share."
+
+    def _limits(self) -> Iterator[str]:
+        if not self.is_noteworthy:
+            return
+        advice = ", ".join(
+            f"{self._limit_names.get(name, name)}={value}"
+            for name, value in sorted(self._fitting.items())
+        )
+        yield (
+            f"Limits took {self.lost_to_limits:.1%} of the tokens"
+            + (f"; nothing would have been cut with {advice}." if advice else ".")
+        )
+
+
+def _share(n: int, of: int, words: str) -> str:
+    return f"{n / max(1, of):.1%} {words}"
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"

@@ -1,0 +1,1 @@
+"""Side tools on recordings and checkpoints: analyze, dry run, replay, export."""

@@ -1,0 +1,132 @@
+"""What to do about it, by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agl_fast.rows.mismatch_causes import causes_in_words
+from agl_fast.rows.row_options import TREE_MAX_TOKENS, Level
+from agl_fast.tools.analyze.analysis import Analysis
+
+# A level that saves less is not worth other rows than one has.
+WORTH = 1.2
+
+# Without a tokenizer, as much as ids tell.
+_KINDS = {
+    "history_rewritten": (
+        "an earlier answer or what follows it is no longer what it was: the chat template renders "
+        "it otherwise, or the agent edits it. With --tokenizer the cause is named"
+    ),
+    "generation_prompt": (
+        "the history lacks what the chat template puts before an answer, such as an empty think "
+        "block. A template that writes it in both places, or in neither, merges at level trajectory"
+    ),
+    "retokenised": "the history is tokenised anew, to other ids for the same text",
+    "shortened": "the agent removes turns at the end of its history, or samples a prompt again",
+}
+
+
+def best_level(analysis: Analysis) -> Level:
+    """The one to train at: the simplest of which no other is ``WORTH`` times cheaper.
+
+    Level tree only where it takes the model.
+    """
+    gains = [_gain(analysis, than, "tree") for than in ("transition", "trajectory")]
+    if min(gains) >= WORTH and not analysis.tree_refusals:
+        return "tree"
+    if _gain(analysis, "transition", "trajectory") >= WORTH:
+        return "trajectory"
+    return "transition"
+
+
+def advice(analysis: Analysis) -> str:
+    """A paragraph."""
+    best = best_level(analysis)
+    return " ".join(
+        [*_of_level(analysis, best), *_of_limits(analysis, best), *_of_breaks(analysis)]
+    )
+
+
+def _gain(analysis: Analysis, than: Level, level: Level) -> float:
+    """How many times less ``level`` costs, where nothing is cut."""
+    if analysis.model is not None:
+        costs = analysis.model.costs_without_limits
+        return costs[than].flops / costs[level].flops
+    layouts = analysis.layouts_without_limits
+    return layouts[than].tokens / layouts[level].tokens
+
+
+def _of_level(analysis: Analysis, best: Level) -> Iterator[str]:
+    unit = "tokens" if analysis.model is None else "operations"
+    merged, trees = (_gain(analysis, "transition", each) for each in ("trajectory", "tree"))
+    over_merged = _gain(analysis, "trajectory", "tree")
+    if best == "tree":
+        yield (
+            f"Train at level tree: {trees:.2f}× fewer {unit} than one row a call, "
+            f"{over_merged:.2f}× fewer than level trajectory, and every sampled token stands in "
+            "its exact context."
+        )
+        return
+    if best == "trajectory":
+        yield f"Train at level trajectory: {merged:.2f}× fewer {unit} than one row a call."
+    else:
+        yield (
+            f"Level transition is as good as any: level trajectory takes {merged:.2f}× fewer "
+            f"{unit}."
+        )
+    if analysis.tree_refusals:
+        yield (f"Level tree does not take this model: it has {', '.join(analysis.tree_refusals)}.")
+        return
+    compared = over_merged if best == "trajectory" else trees
+    yield f"Level tree gains nothing worth having here: {compared:.2f}× fewer {unit} than that."
+
+
+def _of_limits(analysis: Analysis, best: Level) -> Iterator[str]:
+    layout = analysis.layouts[best]
+    if layout.lost:
+        yield (
+            f"Limits take {layout.lost / analysis.sampled:.1%} of the sampled tokens there; "
+            f"nothing is lost with {_fitting(analysis, best)}."
+        )
+    else:
+        yield f"Nothing is lost to limits with {_fitting(analysis, best)}."
+    longest_tree = analysis.layouts_without_limits["tree"].longest_row
+    if best == "tree" and longest_tree > TREE_MAX_TOKENS:
+        yield (
+            f"The longest rollout is a tree of {longest_tree:,} tokens, which the default "
+            f"tree_max_tokens={TREE_MAX_TOKENS} splits, exactly."
+        )
+
+
+def _fitting(analysis: Analysis, level: Level) -> str:
+    """The smallest limits that cut nothing."""
+    if level == "tree":
+        return f"tree_max_tokens={analysis.longest_call} or more"
+    layout = analysis.layouts_without_limits[level]
+    fitting = [
+        f"max_prompt_length={layout.longest_prompt}",
+        f"max_response_length={layout.longest_response}",
+    ]
+    if analysis.limits[level].max_total_length is not None:
+        fitting.append(f"max_total_length={layout.longest_row}")
+    return f"{', '.join(fitting[:-1])} and {fitting[-1]}"
+
+
+def _of_breaks(analysis: Analysis) -> Iterator[str]:
+    calls = _broken_calls(analysis)
+    if not calls:
+        yield "No call breaks the prefix of an earlier one."
+        return
+    yield (
+        f"Of {analysis.calls:,} calls, {sum(calls.values()):,} break the prefix of an earlier one."
+    )
+    if analysis.causes:
+        yield causes_in_words(analysis.causes)
+        return
+    worst = max(calls, key=calls.__getitem__)
+    yield f"In most cases ({calls[worst]:,}), {_KINDS[worst]}."
+
+
+def _broken_calls(analysis: Analysis) -> dict[str, int]:
+    """By what can be mended; conversations of their own need no cure."""
+    return {each.kind: each.calls for each in analysis.breaks if each.kind in _KINDS}

@@ -1,0 +1,180 @@
+"""Traces into counts, costs and causes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agl_fast.rows.accounting import RolloutEntry
+from agl_fast.rows.calls import Rollout
+from agl_fast.rows.mismatch_causes import causes_of
+from agl_fast.rows.row_options import Level
+from agl_fast.tools.analyze.breaks import Break, breaks_of
+from agl_fast.tools.analyze.costs import Costs, Hardware, costs_of, state_bytes
+from agl_fast.tools.analyze.layouts import LaidOut, Layout, lay_out
+from agl_fast.tools.analyze.limits import LEVELS, Limits
+from agl_fast.tools.analyze.model_shape import ModelShape
+from agl_fast.tools.analyze.traces import Traces
+
+# Mismatches whose texts are decoded, to name their cause.
+_DECODED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Rewards:
+    """Of rollouts as training sees them.
+
+    Attributes:
+        mean, lowest, highest: of all rollouts.
+        missing: rollouts without one.
+        groups, flat_groups: samples with several rollouts, and those whose rewards are all alike.
+    """
+
+    mean: float
+    lowest: float
+    highest: float
+    missing: int
+    groups: int
+    flat_groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAnalysis:
+    """
+    Attributes:
+        costs: of each level's rows.
+        costs_without_limits: likewise, where nothing is cut.
+        state_bytes: of weights, gradients and Adam's moments, at every level.
+    """
+
+    shape: ModelShape
+    hardware: Hardware
+    costs: Mapping[Level, Costs]
+    costs_without_limits: Mapping[Level, Costs]
+    state_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """
+    Attributes:
+        source, limits, notes: of the traces.
+        rollouts, calls: how many.
+        statuses: how rollouts ended, where the traces say so.
+        sampled: response tokens of all calls.
+        longest_call: prompt and response.
+        rewards: of the rollouts.
+        layouts: each level's rows.
+        layouts_without_limits: likewise, where nothing is cut.
+        breaks: by kind, those that occur.
+        knows_text: whether a tokenizer told retokenised text from rewritten history.
+        causes: of broken prefixes whose text was compared
+            (`agl_fast.rows.mismatch_causes.CAUSES`); empty without a tokenizer.
+        model: None where no model was given.
+        tree_refusals: why level tree does not take the model, the given or else the recorded one.
+    """
+
+    source: str
+    limits: Mapping[Level, Limits]
+    notes: Sequence[str]
+    rollouts: int
+    calls: int
+    statuses: Mapping[str, int]
+    sampled: int
+    longest_call: int
+    rewards: Rewards
+    layouts: Mapping[Level, Layout]
+    layouts_without_limits: Mapping[Level, Layout]
+    breaks: Sequence[Break]
+    knows_text: bool
+    causes: Mapping[str, int]
+    model: ModelAnalysis | None
+    tree_refusals: Sequence[str] = ()
+
+
+def analyze(
+    traces: Traces,
+    *,
+    model: ModelShape | None = None,
+    hardware: Hardware | None = None,
+    tokenizer: Any = None,
+) -> Analysis:
+    """
+    Args:
+        model: whose costs are estimated.
+        hardware: that it would train on.
+        tokenizer: with ``decode``; names what broke prefixes.
+
+    Raises:
+        TypeError, ValueError: a limit, or a field of a rollout, is wrong; the message names it. Or
+            no call has both a prompt and a response.
+    """
+    rollouts = traces.rollouts
+    free = {level: _laid_out(rollouts, level, Limits(), tokenizer) for level in LEVELS}
+    if not free["transition"].layout.rows:
+        raise ValueError(
+            f"{traces.source}: none of its calls has a prompt, a response, and may be trained: "
+            "there is nothing to analyze"
+        )
+    limited = {
+        level: free[level].layout if limits == Limits() else lay_out(rollouts, level, limits).layout
+        for level, limits in traces.limits.items()
+    }
+    without_limits = {level: each.layout for level, each in free.items()}
+    calls = [call for rollout in rollouts for call in rollout.calls]
+    return Analysis(
+        source=traces.source,
+        limits=traces.limits,
+        notes=traces.notes,
+        rollouts=len(rollouts),
+        calls=len(calls),
+        statuses=dict(Counter(each.status for each in rollouts if each.status is not None)),
+        sampled=limited["transition"].accounting.sampled,
+        longest_call=max(len(call.prompt_ids) + len(call.response_ids) for call in calls),
+        rewards=_rewards(free["transition"].rollouts),
+        layouts=limited,
+        layouts_without_limits=without_limits,
+        breaks=breaks_of(free["trajectory"].mismatches),
+        causes={}
+        if tokenizer is None
+        else causes_of(free["trajectory"].mismatches, rollouts, tokenizer, _DECODED),
+        knows_text=tokenizer is not None,
+        model=None if model is None else _with(model, hardware, limited, without_limits),
+        tree_refusals=traces.tree_refusals if model is None else model.tree_refusals,
+    )
+
+
+def _laid_out(rollouts: Sequence[Rollout], level: Level, limits: Limits, tokenizer: Any) -> LaidOut:
+    return lay_out(rollouts, level, limits, tokenizer if level == "trajectory" else None)
+
+
+def _with(
+    model: ModelShape,
+    hardware: Hardware | None,
+    layouts: Mapping[Level, Layout],
+    without_limits: Mapping[Level, Layout],
+) -> ModelAnalysis:
+    hardware = hardware or Hardware()
+    costs, of_all = (
+        {level: costs_of(layout, model, hardware) for level, layout in each.items()}
+        for each in (layouts, without_limits)
+    )
+    return ModelAnalysis(model, hardware, costs, of_all, state_bytes(model))
+
+
+def _rewards(rollouts: Sequence[RolloutEntry]) -> Rewards:
+    groups: dict[str, list[float]] = {}
+    for each in rollouts:
+        groups.setdefault(each.data_id, []).append(each.reward)
+    several = [rewards for rewards in groups.values() if len(rewards) > 1]
+    rewards = [each.reward for each in rollouts]
+    return Rewards(
+        mean=sum(rewards) / len(rewards),
+        lowest=min(rewards),
+        highest=max(rewards),
+        missing=sum(not each.has_reward for each in rollouts),
+        groups=len(several),
+        flat_groups=sum(len(set(rewards)) == 1 for rewards in several),
+    )

@@ -1,0 +1,98 @@
+"""Files of calls, with the limits that they were recorded under."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from agl_fast.recording import Recording, RecordingError, read_recording
+from agl_fast.rows.calls import Rollout
+from agl_fast.rows.row_options import Level
+from agl_fast.tools.analyze.limits import LEVELS, Limits, limits_of
+from agl_fast.tools.analyze.model_shape import ModelConfigError, read_tree_refusals
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traces:
+    """What agents did.
+
+    Attributes:
+        source: where it was read.
+        rollouts: all of it; no two have the same rollout_id.
+        limits: of each level.
+        notes: what the reader left out, for people.
+        tree_refusals: why level tree does not take the recorded run's model, where its
+            configuration can be read; empty: it does, or is not known.
+    """
+
+    source: str
+    rollouts: Sequence[Rollout]
+    limits: Mapping[Level, Limits]
+    notes: Sequence[str] = ()
+    tree_refusals: Sequence[str] = ()
+
+
+def read_traces(
+    paths: Sequence[str | os.PathLike[str]], given: Mapping[str, int | None] | None = None
+) -> Traces:
+    """Read recordings and files of token traces (docs/recording.md) as one.
+
+    Args:
+        paths: of several, ids are told apart by the file.
+        given: limits by name, instead of those of the headers; None: not given.
+
+    Raises:
+        OSError: a file cannot be read.
+        RecordingError: something in it is wrong, or it has no rollouts.
+        ValueError: the headers of the files have different limits, and none is given.
+        TypeError: a header says something else than limits.
+    """
+    recordings = [read_recording(path) for path in paths]
+    limits = {level: _limits(recordings, level, given) for level in LEVELS}
+    rollouts = []
+    for recording in recordings:
+        if not recording.rollouts:
+            raise RecordingError(f"{recording.path}: there are no rollouts")
+        for rollout in recording.rollouts:
+            if len(recordings) > 1:
+                rollout.rollout_id = f"{recording.path}: {rollout.rollout_id}"
+                rollout.data_id = f"{recording.path}: {rollout.data_id}"
+            rollouts.append(rollout)
+    return Traces(
+        ", ".join(str(recording.path) for recording in recordings),
+        rollouts,
+        limits,
+        tree_refusals=_tree_refusals(recordings[0].about) if recordings else (),
+    )
+
+
+def _tree_refusals(about: Mapping[str, Any]) -> Sequence[str]:
+    """Of the model that the run's settings name, where it is a folder of this machine."""
+    found: Any = about.get("settings")
+    for name in ("actor_rollout_ref", "model", "path"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    if not isinstance(found, str) or not (Path(found) / "config.json").is_file():
+        return ()
+    try:
+        return read_tree_refusals(found)
+    except (OSError, ModelConfigError):
+        return ()
+
+
+def _limits(
+    recordings: Sequence[Recording], level: Level, given: Mapping[str, int | None] | None
+) -> Limits:
+    first, *others = (limits_of(level, each.about, given) for each in recordings)
+    for recording, other in zip(recordings[1:], others, strict=True):
+        for each in fields(Limits):
+            one, another = getattr(first, each.name), getattr(other, each.name)
+            if one != another:
+                raise ValueError(
+                    f"{each.name}: at level {level}, {recordings[0].path} was recorded with {one} "
+                    f"and {recording.path} with {another}: give one for all, or analyze the files "
+                    "one by one"
+                )
+    return first

@@ -1,0 +1,247 @@
+"""Agents against any server that returns token ids, their calls as rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+# First: it keeps litellm, which agentlightning imports, off the internet.
+from agl_fast.rollouts import AgentModeDaemon, Outcome  # isort: skip
+
+import agentlightning
+
+import agl_fast
+from agl_fast.proxy import LLMProxy
+from agl_fast.recording import RecordingWriter
+from agl_fast.rows.row_options import TREE_MAX_TOKENS, Level, OverlongPrompt, TruncatedRollouts
+from agl_fast.rows.token_summary import TokenSummary
+from agl_fast.tools.dry_run.result import DryRun
+from agl_fast.training.datasets import Samples, columns_of
+
+_MODELS_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+
+
+def dry_run(
+    agent: agentlightning.LitAgent[Any] | Callable[..., Any],
+    dataset: Sequence[Any],
+    endpoint: str,
+    *,
+    model: str | None = None,
+    api_key: str | None = None,
+    rollouts_per_sample: int = 1,
+    n_runners: int = 1,
+    level: Level = "trajectory",
+    max_prompt_length: int = 2048,
+    max_response_length: int = 8192,
+    max_total_length: int | None = None,
+    tree_max_tokens: int = TREE_MAX_TOKENS,
+    overlong_prompt: OverlongPrompt | None = None,
+    truncated_rollouts: TruncatedRollouts = "train",
+    failed_rollouts: Literal["skip", "zero"] = "skip",
+    reward_fillna_value: float = 0.0,
+    temperature: float = 1.0,
+    sampling: Literal["enforce", "allow"] = "enforce",
+    max_tokens: int | None = None,
+    tokenizer: Any = None,
+    tracer: Any = None,
+    seconds_per_call: float = 1200.0,
+    seconds_per_rollout: float = 3600.0,
+    record: str | os.PathLike[str] | None = None,
+) -> DryRun:
+    """Run an agent as training would, without Ray, a trainer or a GPU, and look at the rows.
+
+    Agents run in Agent-lightning's own runners, call the endpoint through agl_fast's proxy, and
+    their calls become rows as docs/rows.md says::
+
+        print(agl_fast.dry_run(agent, tasks[:8], "http://localhost:8000/v1"))
+
+    Args:
+        agent: as for ``agentlightning.Trainer``; a plain function is decorated with ``rollout``.
+        dataset: samples by index; each is a mapping.
+        endpoint: of an OpenAI-compatible server that returns token ids: vLLM.
+        model: as the server calls it. None: its first.
+        api_key: of the server.
+        n_runners: 1: in this process, one rollout after another; more: a process each, forked.
+        level, max_prompt_length, …, truncated_rollouts, reward_fillna_value: as for
+            ``build_batch``.
+        failed_rollouts, sampling, max_tokens: as for ``AgentModeDaemon``.
+        temperature: with which training would sample.
+        tokenizer: tells retokenised text from rewritten history.
+        tracer: Agent-lightning's; None: ``OtelTracer``, which follows rewards and nothing else.
+        seconds_per_call, seconds_per_rollout: the longest one may take.
+        record: a new file for the recording (docs/recording.md).
+
+    Raises:
+        ValueError, TypeError: an argument cannot work.
+        ConnectionError: the endpoint does not say which models it has.
+    """
+    if n_runners < 1:
+        raise ValueError(f"n_runners must be at least 1, got {n_runners}")
+    rows = {
+        "level": level,
+        "max_prompt_length": max_prompt_length,
+        "max_response_length": max_response_length,
+        "max_total_length": max_total_length,
+        "tree_max_tokens": tree_max_tokens,
+        "overlong_prompt": overlong_prompt,
+        "truncated_rollouts": truncated_rollouts,
+        "reward_fillna_value": reward_fillna_value,
+        "trim": True,
+        "pad_token_id": 0,
+    }
+    model = model or first_model(endpoint, api_key)
+    algorithm = _DryRunAlgorithm(
+        _EndpointProxy(model, endpoint, api_key, timeout_seconds=seconds_per_call),
+        rows,
+        {
+            "train_rollout_n": rollouts_per_sample,
+            "train_information": {"model": model, "temperature": temperature},
+            "tokenizer": tokenizer,
+            "llm_timeout_seconds": seconds_per_call,
+            "rollout_deadline_seconds": seconds_per_rollout,
+            "failed_rollouts": failed_rollouts,
+            "sampling": sampling,
+            "max_tokens": max_tokens,
+        },
+    )
+    writer = None
+    if record is not None:
+        about = {"phase": "train", "step": 1, "policy_version": 0, "rows": rows}
+        writer = RecordingWriter(Path(record), about)
+    trainer = agentlightning.Trainer(
+        algorithm=algorithm,
+        tracer=agentlightning.OtelTracer() if tracer is None else tracer,
+        runner={"type": "agentlightning.LitAgentRunner", "poll_interval": _POLL_SECONDS},
+        strategy=_strategy(n_runners),
+        store=agentlightning.InMemoryLightningStore(thread_safe=True),
+    )
+    if not isinstance(agent, agentlightning.LitAgent):
+        agent = agentlightning.rollout(agent)
+    try:
+        trainer.fit(agent, dataset)
+        if writer is not None:
+            writer.write_many(outcome.rollout for outcome in algorithm.outcomes)
+    finally:
+        if writer is not None:
+            writer.close()
+    return algorithm.found()
+
+
+def first_model(endpoint: str, api_key: str | None) -> str:
+    """The first model that an OpenAI-compatible server names.
+
+    Raises:
+        ConnectionError: it does not answer, or names none.
+    """
+    url = f"{_base(endpoint)}/v1/models"
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    try:
+        request = urllib.request.Request(url, headers=headers)
+        with urllib.request.urlopen(request, timeout=_MODELS_SECONDS) as answer:
+            return str(json.load(answer)["data"][0]["id"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise ConnectionError(
+            f"endpoint={endpoint!r} does not say which models it has ({url}: {error!r}): expected "
+            "the address of an OpenAI-compatible server, or give the model's name"
+        ) from error
+
+
+class _EndpointProxy(LLMProxy):
+    """Stays with one server, wherever the daemon believes the servers to be."""
+
+    def __init__(self, model: str, endpoint: str, api_key: str | None, **settings: Any) -> None:
+        self._endpoint_entry = {
+            "model_name": model,
+            "litellm_params": {
+                "model": f"hosted_vllm/{model}",
+                "api_base": f"{_base(endpoint)}/v1",
+                "api_key": api_key,
+            },
+        }
+        super().__init__(**settings)
+
+    def update_model_list(self, model_list: list[Any]) -> None:
+        super().update_model_list([self._endpoint_entry])
+
+
+class _KeepingDaemon(AgentModeDaemon):
+    def __init__(self, outcomes: list[Outcome], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._kept_outcomes = outcomes
+
+    def rollout_finished(self, outcome: Outcome) -> None:
+        self._kept_outcomes.append(outcome)
+
+
+class _DryRunAlgorithm(agentlightning.Algorithm):
+    def __init__(
+        self, proxy: LLMProxy, rows: Mapping[str, Any], daemon_settings: Mapping[str, Any]
+    ) -> None:
+        super().__init__()
+        self._proxy = proxy
+        self._rows = rows
+        self._daemon_settings = daemon_settings
+        self.outcomes: list[Outcome] = []
+        self.batch: agl_fast.Batch | None = None
+        self.metrics: dict[str, float] = {}
+
+    def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+        rows = self._rows
+        is_trajectory = rows["level"] != "transition"
+        daemon = _KeepingDaemon(
+            self.outcomes,
+            port=None,
+            mini_batch_size=1,
+            pad_token_id=rows["pad_token_id"],
+            reward_fillna_value=rows["reward_fillna_value"],
+            llm_proxy=self._proxy,
+            store=self.get_store(),
+            trace_aggregator={
+                **{name: rows[name] for name in _AGGREGATOR_KEYS},
+                "trajectory_max_total_length": rows["max_total_length"] if is_trajectory else None,
+                "debug": self._daemon_settings["tokenizer"] is not None,
+            },
+            **self._daemon_settings,
+        )
+        daemon.start()
+        try:
+            samples = [Samples(train_dataset)[i] for i in range(len(train_dataset))]
+            columns: Mapping[str, Any] = columns_of(samples)
+            daemon.set_up_data_and_server(columns, ["the endpoint"], is_train=True)
+            daemon.run_until_all_finished()
+            widths = rows["max_prompt_length"], rows["max_response_length"]
+            try:
+                _, self.metrics = daemon.get_train_data_batch(*widths, "cpu", 1)
+                self.batch = daemon.last_batch
+            except agl_fast.EmptyBatchError as empty:
+                self.metrics = empty.metrics
+        finally:
+            daemon.stop()
+
+    def found(self) -> DryRun:
+        summary = TokenSummary(self._rows["level"])
+        if self.batch is not None:
+            summary.add(self.metrics)
+        rollouts = [outcome.rollout for outcome in self.outcomes]
+        return DryRun(rollouts, self.batch, self.metrics, summary)
+
+
+_AGGREGATOR_KEYS = ("level", "overlong_prompt", "truncated_rollouts", "tree_max_tokens", "trim")
+
+
+def _base(endpoint: str) -> str:
+    return endpoint.rstrip("/").removesuffix("/v1")
+
+
+def _strategy(n_runners: int) -> dict[str, Any]:
+    if n_runners == 1:
+        return {"type": "shm", "n_runners": 1, "main_thread": "algorithm"}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return {"type": "cs", "n_runners": n_runners, "server_host": "127.0.0.1", "server_port": port}

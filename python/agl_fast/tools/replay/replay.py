@@ -1,0 +1,180 @@
+"""A recording through the trainer's own rows and step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# First: it keeps litellm, which agentlightning imports, off the internet.
+from agl_fast.rollouts import Outcome  # isort: skip
+
+import torch
+from omegaconf import OmegaConf
+
+import agl_fast
+from agl_fast.recording import Recording, read_recording
+from agl_fast.rollouts.finished import SUCCEEDED
+from agl_fast.rollouts.training_rows import TrainingRows
+from agl_fast.rows.token_summary import TokenSummary
+from agl_fast.tools.replay.replay_settings import replayed_config
+from agl_fast.training.credit import credit_assignment
+from agl_fast.training.run_recording import token_summary
+from agl_fast.training.step_metrics import configured_widths
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """What became of a recording. ``print`` shows it.
+
+    Attributes:
+        recording: as read.
+        batch: its rows.
+        metrics: ``training/*``, and with a model those of the step.
+        summary: where the sampled tokens went.
+        weights: after the step, by name; empty without a model.
+        fingerprint: SHA-256 of them; None without a model.
+        seconds: that the parts of the step took, by name as in ``timing_s/*``.
+    """
+
+    recording: Recording
+    batch: agl_fast.Batch
+    metrics: Mapping[str, float]
+    summary: TokenSummary
+    weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    fingerprint: str | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        rollouts = self.recording.rollouts
+        n_calls = sum(len(rollout.calls) for rollout in rollouts)
+        shape = "×".join(map(str, self.batch.tensors["input_ids"].shape))
+        yield (
+            f"{self.recording.path}: {len(rollouts)} rollouts, {n_calls} calls, "
+            f"{len(self.batch)} rows ({shape})"
+        )
+        yield str(self.summary)
+        for name in sorted(self.metrics):
+            yield f"{name}: {self.metrics[name]:.6g}"
+        if self.fingerprint is not None:
+            yield f"weights after the step: sha256 {self.fingerprint}"
+
+
+def replay(
+    path: str | os.PathLike[str],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    model: str | os.PathLike[str] | None = None,
+    reference: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+) -> Replay:
+    """Build a recording's rows as its run did; with a model, take the step it took.
+
+    Same recording, settings, model and seed: the same update, bit for bit, on one machine's CPU.
+
+    Args:
+        overrides: of the recorded settings, as a tree; a recording without settings is learned
+            from by GRPO, all rollouts in one mini-batch.
+        model: folder with the weights that the step begins with. None: no step.
+        reference: folder of the reference policy, where the settings ask for one; None: the model.
+        seed: of everything random.
+
+    Raises:
+        OSError, RecordingError: the file cannot be read, or something in it is wrong.
+        TypeError, ValueError: a setting, or a recorded call, is wrong; the message names it.
+        EmptyBatchError: no rollout gives a row.
+    """
+    recording = read_recording(path)
+    settings = OmegaConf.create(dict(overrides or {}))
+    if model is not None:
+        OmegaConf.update(settings, "actor_rollout_ref.model.path", os.fspath(model), force_add=True)
+    config = replayed_config(recording, OmegaConf.to_container(settings))
+    rows = _rows(recording, config)
+    batch = rows.build(*configured_widths(config), "cpu")
+    metrics = {
+        **batch.metrics,
+        **{f"training/{name}": n for name, n in rows.counts.items()},
+    }
+    summary = token_summary(config)
+    summary.add(metrics)
+    if model is None:
+        return Replay(recording, batch, metrics, summary)
+    return _with_step(
+        Replay(recording, batch, metrics, summary),
+        config,
+        str(Path(model)),
+        str(Path(reference or model)),
+        seed,
+    )
+
+
+def _rows(recording: Recording, config: Any) -> TrainingRows:
+    ours = config.agentlightning
+    rows = TrainingRows(
+        {**OmegaConf.to_container(ours.trace_aggregator), "mismatch_log_dir": None},
+        ours.failed_rollouts,
+        credit=credit_assignment(ours),
+        tokenizer=None,
+        pad_token_id=(recording.about.get("rows") or {}).get("pad_token_id", 0),
+        reward_fillna_value=ours.reward_fillna_value,
+    )
+    for rollout in recording.rollouts:
+        rows.add(
+            Outcome(
+                rollout.rollout_id,
+                rollout.data_id,
+                rollout.sample or {},
+                rollout.status or SUCCEEDED,  # traces do not say
+                rollout.calls,
+                rollout.reward,
+            )
+        )
+    return rows
+
+
+def _with_step(built: Replay, config: Any, model: str, reference: str, seed: int) -> Replay:
+    # Only now: a step needs verl's engine, rows do not.
+    from agl_fast.tools.replay.one_process import OneProcess, fingerprint, one_process
+    from agl_fast.training import ppo_step
+
+    if config.critic.enable:
+        raise ValueError(
+            f"critic.enable=True (algorithm.adv_estimator={config.algorithm.adv_estimator}): "
+            "expected no critic, as a recording has no values of one"
+        )
+    needs_reference = (
+        config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss
+    )
+    with one_process():
+        workers = OneProcess(config, model, reference if needs_reference else None, seed=seed)
+        step = ppo_step(
+            built.batch,
+            workers.groups,
+            config,
+            n_rollouts=len(built.recording.rollouts),
+            global_step=int(built.recording.about.get("step", 1)),
+            kl_controller=_kl_controller(config),
+        )
+        weights = workers.weights()
+    return Replay(
+        built.recording,
+        built.batch,
+        {**built.metrics, **step.metrics},
+        built.summary,
+        weights,
+        fingerprint(weights),
+        step.seconds,
+    )
+
+
+def _kl_controller(config: Any) -> Any:
+    if not config.algorithm.use_kl_in_reward:
+        return None
+    from verl.trainer.ppo.core_algos import get_kl_controller
+
+    return get_kl_controller(config.algorithm.kl_ctrl)

@@ -1,0 +1,26 @@
+"""What a rollout's calls learn from: the hook of the user's own, then a credit strategy by name."""
+
+from agl_fast.training.credit.assignment import CreditAssignment, credit_assignment
+from agl_fast.training.credit.hook import NamedHook, RolloutHook, load_hook
+from agl_fast.training.credit.strategies import (
+    STRATEGIES,
+    discounted,
+    identical,
+    last_call,
+    per_call,
+    trainable_calls,
+)
+
+__all__ = [
+    "STRATEGIES",
+    "CreditAssignment",
+    "NamedHook",
+    "RolloutHook",
+    "credit_assignment",
+    "discounted",
+    "identical",
+    "last_call",
+    "load_hook",
+    "per_call",
+    "trainable_calls",
+]

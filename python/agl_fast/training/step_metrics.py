@@ -1,0 +1,185 @@
+"""The numbers that verl and Agent-lightning log about a step's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from omegaconf import OmegaConf
+from verl import DataProto
+from verl.trainer.ppo.metric_utils import compute_data_metrics
+
+import agl_fast
+from agl_fast.training.trained_tokens import on_trained
+
+
+def configured_widths(config: Any) -> tuple[int, int]:
+    """P and R of the configured level, which a trimmed batch does not show.
+
+    At level tree, where rows have no such widths, those of a call.
+    """
+    aggregator = OmegaConf.select(config, "agentlightning.trace_aggregator")
+    if aggregator is not None and aggregator.level.startswith("trajectory"):
+        return (
+            aggregator.trajectory_max_prompt_length,
+            aggregator.trajectory_max_response_length,
+        )
+    return config.data.max_prompt_length, config.data.max_response_length
+
+
+def row_limits(config: Any) -> tuple[int, int]:
+    """As many tokens as the prompt and the response of a row may have."""
+    aggregator = OmegaConf.select(config, "agentlightning.trace_aggregator")
+    if aggregator is not None and aggregator.level == "tree":
+        return aggregator.tree_max_tokens, aggregator.tree_max_tokens
+    return configured_widths(config)
+
+
+def total_limit(config: Any) -> int | None:
+    """As many tokens as a row may have in all; None: as prompt and response together may."""
+    aggregator = OmegaConf.select(config, "agentlightning.trace_aggregator")
+    if aggregator is None or aggregator.level != "trajectory":
+        return None
+    limit: int | None = aggregator.get("trajectory_max_total_length")
+    return limit
+
+
+def data_metrics(
+    tensors: Mapping[str, torch.Tensor],
+    widths: tuple[int, int],
+    *,
+    use_critic: bool,
+    suffix: str,
+    total: int | None = None,
+) -> dict[str, float]:
+    """verl's numbers about scores, rewards, advantages, returns and lengths, each with `suffix`.
+
+    `response_length/*` counts a row's sampled tokens, `context_length/*` the others behind its
+    first prompt: tool results, users, what other rows train.
+
+    Args:
+        tensors: (B, …) of the rows, with token_level_scores, token_level_rewards, advantages and
+            returns, and with values where there is a critic; `sampled`, 1 on sampled tokens, where
+            `response_mask` leaves some of them out.
+        widths: P and R as configured: rows as long as these were clipped.
+        suffix: `_before_processing` for all rows, `_after_processing` for those that are trained.
+        total: the limit on prompt and response together, if there is one.
+    """
+    n_prompt, n_response, n_sampled = row_lengths(tensors)
+    sampled = tensors.get("sampled", tensors["response_mask"])
+    rewards = {
+        name: on_trained(tensors[name], sampled)
+        for name in ("token_level_scores", "token_level_rewards")
+    }
+    # verl takes lengths of this name before it counts itself.
+    lengths = {"prompt_length": n_prompt.float(), "response_length": n_sampled.float()}
+    rows = DataProto.from_dict(tensors={**tensors, **rewards, **lengths})
+    found = compute_data_metrics(rows, use_critic=use_critic)
+    found["prompt_length/clip_ratio"] = (n_prompt >= widths[0]).double().mean()
+    is_clipped = n_response >= widths[1]
+    if total is not None:
+        is_clipped |= n_prompt + n_response >= total
+    clipped = is_clipped.double().mean()  # no row is without a response
+    found["response_length/clip_ratio"] = clipped
+    found["response_length_non_aborted/clip_ratio"] = clipped
+    context = (n_response - n_sampled).double()
+    found |= {f"context_length/{name}": value for name, value in _spread(context).items()}
+    return {f"{name}{suffix}": float(value) for name, value in found.items()}
+
+
+def rollout_metrics(
+    tensors: Mapping[str, torch.Tensor],
+    columns: Mapping[str, NDArray[Any]],
+    rollouts: Sequence[agl_fast.RolloutEntry],
+) -> dict[str, float]:
+    """verl's `critic/*`, `prompt_length/*` and `response_length/*` under their own names.
+
+    verl's sequence is a rollout here, so that the level changes nothing: scores, rewards and
+    `response_length/*` (sampled tokens) are of every rollout of the step, `prompt_length/*` is the
+    first prompt of its first row. Clipped is a rollout that lost sampled tokens to a limit, aborted
+    one without a row. Advantages, returns and values are of trained tokens, as verl's are.
+
+    Args:
+        tensors: (B, R) token_level_scores, token_level_rewards, response_mask, advantages, returns,
+            and the rows' ids and masks; `sampled` as for `data_metrics`; values with a critic.
+        columns: (B,) rollout_id_list.
+    """
+    n_prompt, _, n_sampled = row_lengths(tensors)
+    sampled = tensors.get("sampled", tensors["response_mask"])
+    change = on_trained(tensors["token_level_rewards"] - tensors["token_level_scores"], sampled)
+    of_id = {rollout.rollout_id: number for number, rollout in enumerate(rollouts)}
+    owner = torch.tensor([of_id[each] for each in columns["rollout_id_list"].tolist()])
+    scores = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64)
+    rewards = scores.index_add(0, owner, change.double().sum(dim=1))
+    lengths = torch.zeros(len(rollouts), dtype=torch.float64).index_add(
+        0, owner, n_sampled.double()
+    )
+    has_row = torch.bincount(owner, minlength=len(rollouts)) > 0
+    first = torch.full((len(rollouts),), len(owner)).scatter_reduce(
+        0, owner, torch.arange(len(owner)), "amin"
+    )
+    trained = tensors["response_mask"].bool()
+    of_tokens = {
+        name: tensors[name][trained].double()
+        for name in ("advantages", "returns", "values")
+        if name in tensors
+    }
+    of_what = {
+        "critic/score": scores,
+        "critic/rewards": rewards,
+        "response_length": lengths,
+        "response_length_non_aborted": lengths[has_row],
+        "prompt_length": n_prompt.double()[first[has_row]],
+        **{f"critic/{name}": values for name, values in of_tokens.items()},
+    }
+    metrics = {
+        f"{what}/{name}": value
+        for what, values in of_what.items()
+        if len(values)
+        for name, value in _spread(values).items()
+    }
+    metrics["response_length/clip_ratio"] = sum(each.truncated for each in rollouts) / len(rollouts)
+    metrics["response/aborted_ratio"] = float((~has_row).double().mean())
+    if "values" in of_tokens:
+        unexplained = (of_tokens["returns"] - of_tokens["values"]).var(correction=0)
+        variance = of_tokens["returns"].var(correction=0)
+        metrics["critic/vf_explained_var"] = float(1.0 - unexplained / (variance + 1e-5))
+    return metrics
+
+
+def row_lengths(
+    tensors: Mapping[str, torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(B,) each: tokens of the prompt, of the response, and sampled ones among the latter."""
+    width = tensors["prompts"].shape[1]
+    attended = tensors["attention_mask"]
+    sampled = tensors.get("sampled", tensors["response_mask"])
+    return attended[:, :width].sum(dim=1), attended[:, width:].sum(dim=1), sampled.sum(dim=1)
+
+
+def _spread(values: torch.Tensor) -> dict[str, float]:
+    return {
+        "mean": float(values.mean()),
+        "max": float(values.max()),
+        "min": float(values.min()),
+    }
+
+
+def in_all_rows(
+    kept: torch.Tensor, values: Mapping[str, torch.Tensor], keys: tuple[str, ...]
+) -> dict[str, torch.Tensor]:
+    """Values of the kept rows among all rows, 0 on the others.
+
+    Args:
+        kept: (B,) bool.
+        values: by name, (kept rows, R) each.
+        keys: those to take, if they are there.
+    """
+    placed = {}
+    for key in keys:
+        if key in values:
+            placed[key] = values[key].new_zeros(len(kept), values[key].shape[1])
+            placed[key][kept] = values[key]
+    return placed

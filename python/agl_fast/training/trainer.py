@@ -1,0 +1,440 @@
+"""`AgentLightningTrainer`: verl's trainer, whose rollouts are agents' runs."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pprint import pprint
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from omegaconf import OmegaConf
+from tqdm import tqdm
+from verl import DataProto
+from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.utils.tracking import Tracking
+
+import agl_fast
+from agl_fast.proxy.answer_checks import ModelLimits
+from agl_fast.rollouts import AgentModeDaemon, ValidatedRollout, validation_metrics
+from agl_fast.training.checkpoints import last_whole_checkpoint
+from agl_fast.training.closing import closing_lines, note_worst_audit
+from agl_fast.training.credit import credit_assignment
+from agl_fast.training.datasets import columns_of, repeated
+from agl_fast.training.empty_steps import EmptySteps
+from agl_fast.training.policy_audit import PolicyAudit
+from agl_fast.training.run_recording import padding_token_id, run_recorder, token_summary
+from agl_fast.training.step import PpoStep, ppo_step, step_without_rows
+from agl_fast.training.step_metrics import configured_widths
+from agl_fast.training.timing import timed
+from agl_fast.training.worker_groups import WorkerGroups
+from agl_fast.verl.config.servers import served_model_name
+from agl_fast.verl.supervision.deadlines import Deadlines
+from agl_fast.verl.supervision.watch import ServersAlive, WorkersAlive, watched
+
+logger = logging.getLogger(__name__)
+
+
+class AgentLightningTrainer(RayPPOTrainer):
+    """Trains the model behind an agent.
+
+    A step: the daemon runs the samples through the agents, their calls come back as rows,
+    `ppo_step` learns from them, the servers get the new weights. A subclass may replace any of
+    `sample`, `learn`, `sync_weights` and `validate`.
+
+    Args:
+        store, llm_proxy, adapter: Agent-lightning's, for the daemon. No store: mode v0.
+        daemon_cls: makes the daemon; `AgentModeDaemon`, or a class with its methods.
+        train_dataset, val_dataset: samples as dictionaries, by index. Without a val_dataset there
+            is no validation.
+        arguments: of verl's RayPPOTrainer.
+
+    """
+
+    # Level tree cannot train the run's model or settings.
+    tree_is_refused = False
+    # Of this process: a run that resumes has a new one, whose first step is the baseline again.
+    policy_audit: PolicyAudit | None = None
+    model_limits: ModelLimits | None = None
+
+    def __init__(
+        self,
+        store: Any,
+        llm_proxy: Any,
+        adapter: Any,
+        daemon_cls: type[Any] = AgentModeDaemon,
+        *,
+        train_dataset: Any,
+        val_dataset: Any = None,
+        model_limits: ModelLimits | None = None,
+        **arguments: Any,
+    ) -> None:
+        arguments.setdefault("collate_fn", columns_of)
+        self.store = store
+        self.llm_proxy = llm_proxy
+        self.adapter = adapter
+        self.daemon_cls = daemon_cls
+        self.model_limits = model_limits
+        self.validates = val_dataset is not None
+        super().__init__(
+            train_dataset=train_dataset,
+            # verl's data loader wants one.
+            val_dataset=val_dataset if self.validates else train_dataset,
+            **arguments,
+        )
+        self.global_steps = 0
+        self.synced_steps = 0
+
+    def fit(self) -> None:
+        """Train until the last step, or only validate (`trainer.val_only`).
+
+        Raises:
+            EmptyBatchError: too many steps in a row had nothing to train on.
+            NothingTrainedError: the run ended, and every step was empty.
+            PolicyMismatchError: the servers sample with other weights than the actor's.
+            RuntimeError: a server or worker died; its error is the cause.
+            TimeoutError: something took too long.
+        """
+        self.servers_alive = ServersAlive(
+            self.llm_server_manager.get_addresses(),
+            self.llm_server_manager.server_handles,
+            self.deadlines().server_silent,
+        )
+        self.workers_alive = WorkersAlive(self.actor_rollout_wg.workers)
+        self.tracking = Tracking(
+            project_name=self.config.trainer.project_name,
+            experiment_name=self.config.trainer.experiment_name,
+            default_backend=self.config.trainer.logger,
+            config=OmegaConf.to_container(self.config, resolve=True),
+        )
+        self.token_summary = token_summary(self.config, tree_is_refused=self.tree_is_refused)
+        self.worst_audit: dict[str, float] = {}
+        self.empty_steps = EmptySteps(self.config.agentlightning.max_empty_steps)
+        exit_code = 1
+        try:
+            self.global_steps = 0
+            with watched("loading the checkpoint", self.deadlines().checkpoint):
+                self._load_checkpoint()
+            self.sync_weights()
+            self.agent_mode_daemon = self.make_daemon()
+            self.agent_mode_daemon.start()
+            try:
+                self._fit()
+                self.empty_steps.require_learning()
+            finally:
+                if hasattr(self.agent_mode_daemon, "stop"):
+                    self.agent_mode_daemon.stop()
+                self._say_where_tokens_went()
+            exit_code = 0
+        finally:
+            self._shutdown_dump_executor()
+            self.tracking.finish(exit_code=exit_code)
+
+    def _fit(self) -> None:
+        trainer = self.config.trainer
+        if self.validates and (trainer.val_before_train or trainer.val_only):
+            metrics = self.validate()
+            pprint(f"Initial validation metrics: {metrics}")
+            self.tracking.log(data=metrics, step=self.global_steps)
+        if trainer.val_only:
+            return
+        first_epoch = self.global_steps // len(self.train_dataloader)
+        with tqdm(
+            total=self.total_training_steps, initial=self.global_steps, desc="Training Progress"
+        ) as progress:
+            for epoch in range(first_epoch, trainer.total_epochs):
+                for columns in self.train_dataloader:
+                    if self.global_steps >= self.total_training_steps:
+                        return
+                    self.global_steps += 1
+                    metrics = self._train_step(columns)
+                    self.token_summary.add(metrics)
+                    note_worst_audit(self.worst_audit, metrics)
+                    metrics |= {
+                        "training/global_step": self.global_steps,
+                        "training/epoch": epoch,
+                    }
+                    self.tracking.log(data=metrics, step=self.global_steps)
+                    progress.update(1)
+
+    def _train_step(self, columns: dict[str, NDArray[Any]]) -> dict[str, float]:
+        trainer = self.config.trainer
+        is_last = self.global_steps >= self.total_training_steps
+        seconds: dict[str, float] = {}
+        with timed("step", seconds):
+            step, metrics = self._sample_and_learn(columns, seconds, is_last=is_last)
+            metrics |= self.empty_steps.count(step.empty)
+            if trainer.get("rollout_data_dir") and step.empty is None:
+                self._dump_rows(step.rows, trainer.rollout_data_dir)
+            if trainer.save_freq > 0 and (is_last or self.global_steps % trainer.save_freq == 0):
+                with (
+                    timed("save_checkpoint", seconds),
+                    last_whole_checkpoint(trainer.default_local_dir, self.global_steps),
+                    watched("saving the checkpoint", self.deadlines().checkpoint),
+                ):
+                    self._save_checkpoint()
+            with timed("update_weights", seconds):
+                self.sync_weights()
+        if (
+            self.validates
+            and trainer.test_freq > 0
+            and (is_last or self.global_steps % trainer.test_freq == 0)
+        ):
+            with timed("testing", seconds):
+                validated = self.validate()
+            metrics |= validated
+            if is_last:
+                pprint(f"Final validation metrics: {validated}")
+        seconds |= step.seconds
+        return metrics | step.metrics | self._timing_metrics(step.rows, seconds)
+
+    def _sample_and_learn(
+        self, columns: dict[str, NDArray[Any]], seconds: dict[str, float], *, is_last: bool
+    ) -> tuple[PpoStep, dict[str, float]]:
+        with timed("gen", seconds):
+            try:
+                batch, metrics = self.sample(columns)
+            except agl_fast.EmptyBatchError as empty:
+                return step_without_rows(empty), dict(empty.metrics)
+        profiled_steps = self.config.global_profiler.steps or ()
+        is_profiled = self.global_steps in profiled_steps
+        self._start_profiling(is_profiled)
+        step = self.learn(batch, n_rollouts=self._n_rollouts(columns))
+        self._stop_profiling(
+            is_profiled,
+            run_command=is_last or self.global_steps == max(profiled_steps, default=0),
+        )
+        return step, metrics
+
+    def sample(self, columns: dict[str, NDArray[Any]]) -> tuple[agl_fast.Batch, dict[str, float]]:
+        """Run the samples through the agents.
+
+        Returns:
+            Their rows, and `training/*`.
+
+        Raises:
+            EmptyBatchError: there are no rows. The servers sleep then as well.
+        """
+        self._run_agents(columns, is_train=True)
+        try:
+            rows = self._rows()
+        except agl_fast.EmptyBatchError:
+            self._end_sampling()
+            raise
+        self._end_sampling()
+        return rows
+
+    def _rows(self) -> tuple[agl_fast.Batch, dict[str, float]]:
+        widths = configured_widths(self.config)
+        daemon = self.agent_mode_daemon
+        rows, metrics = daemon.get_train_data_batch(
+            max_prompt_length=widths[0],
+            max_response_length=widths[1],
+            device="cpu",
+            global_steps=self.global_steps,
+        )
+        # A subclass of the daemon may have changed the rows.
+        batch = replace(
+            daemon.last_batch,
+            tensors=dict(rows.batch.items()),
+            columns=dict(rows.non_tensor_batch),
+        )
+        return batch, metrics
+
+    def _end_sampling(self) -> None:
+        self.agent_mode_daemon.clear_data_and_server()
+        self.servers_alive.begin()
+        with watched("putting the servers to sleep", self.deadlines().sleep, self.servers_alive):
+            self.checkpoint_manager.sleep_replicas()
+
+    def learn(self, batch: agl_fast.Batch, *, n_rollouts: int) -> PpoStep:
+        """One `ppo_step`, with this trainer's workers."""
+        if self.policy_audit is None:
+            self.policy_audit = PolicyAudit.of(self.config)
+        self.servers_alive.begin()
+        with watched(f"the update of step {self.global_steps}", self.deadlines().update):
+            return ppo_step(
+                batch,
+                self.worker_groups(),
+                self.config,
+                n_rollouts=n_rollouts,
+                global_step=self.global_steps,
+                kl_controller=getattr(self, "kl_ctrl_in_reward", None),
+                update_actor=self.global_steps >= self.config.trainer.critic_warmup,
+                policy_audit=self.policy_audit,
+            )
+
+    def worker_groups(self) -> WorkerGroups:
+        return WorkerGroups(
+            actor=self.actor_rollout_wg,
+            n_actor_ranks=self._get_dp_size(self.actor_rollout_wg, "actor"),
+            reference=self.ref_policy_wg if self.use_reference_policy else None,
+            reference_is_base_of_actor=self.ref_in_actor,
+            critic=self.critic_wg if self.use_critic else None,
+            n_critic_ranks=self._get_dp_size(self.critic_wg, "train") if self.use_critic else 1,
+        )
+
+    def sync_weights(self) -> None:
+        """Send the actor's weights to the servers, which wakes them up."""
+        what = f"the weight sync after step {self.global_steps}"
+        self.servers_alive.begin()
+        with watched(what, self.deadlines().sync, self.servers_alive):
+            self.checkpoint_manager.update_weights(self.global_steps)
+        self.synced_steps = self.global_steps
+
+    def validate(self) -> dict[str, float]:
+        """Run all of val_dataset, `val_kwargs.n` rollouts a sample.
+
+        Returns:
+            `val/*` over all of them, and verl's `val-core/*` and `val-aux/*`.
+        """
+        validated: list[ValidatedRollout] = []
+        metrics: dict[str, float] = {}
+        n_batches = 0
+        for columns in self.val_dataloader:
+            times = self.config.actor_rollout_ref.rollout.val_kwargs.n
+            self._run_agents(repeated(columns, times), is_train=False)
+            metrics = self.agent_mode_daemon.get_test_metrics()
+            validated += self.agent_mode_daemon.validated_rollouts
+            n_batches += 1
+            self.agent_mode_daemon.clear_data_and_server()
+        # One batch: also what a subclass of the daemon makes of it.
+        ours = metrics if n_batches == 1 else validation_metrics(validated)
+        return ours | self._validation_as_verl_names_it(validated)
+
+    def _validation_as_verl_names_it(self, validated: Sequence[ValidatedRollout]) -> dict[str, Any]:
+        """`val-core/{data_source}/reward/mean@n`, …: rewards, `n` rollouts of each sample.
+
+        `val-aux/num_turns/*` counts calls. A sample without data_source is of "unknown".
+        """
+        times = self.config.actor_rollout_ref.rollout.val_kwargs.n
+        found: dict[str, Any] = RayPPOTrainer._val_metrics_update(
+            self,
+            [each.data_source or "unknown" for each in validated],
+            [index // times for index in range(len(validated))],
+            {"reward": [each.reward for each in validated]},
+            [np.array([len(each.response_lengths) for each in validated])] if validated else [],
+        )
+        return {name: float(value) for name, value in found.items()}
+
+    def deadlines(self) -> Deadlines:
+        """The run's limits. A model that is downloaded at the start has a size afterwards."""
+        return Deadlines.of(self.config)
+
+    def check_while_sampling(self) -> None:
+        """Raise RuntimeError where a server or a worker is dead."""
+        self.servers_alive()
+        self.workers_alive()
+
+    def _say_where_tokens_went(self) -> None:
+        if self.token_summary.is_noteworthy:
+            logger.warning("%s", self.token_summary)
+        elif self.token_summary.n_steps:
+            print(f"agl_fast: {self.token_summary}")
+        failures = getattr(self.agent_mode_daemon, "failures", None)
+        for line in closing_lines(self.config, self.worst_audit, failures and failures.sentence()):
+            print(f"agl_fast: {line}", flush=True)
+
+    def make_daemon(self) -> Any:
+        """The daemon, made with Agent-lightning 0.3's keywords, and with ours if it takes them."""
+        ours = self.config.agentlightning
+        rollout = self.config.actor_rollout_ref.rollout
+        pad_token_id = padding_token_id(self.tokenizer)
+        keywords: dict[str, Any] = {
+            "train_information": {
+                "model": self.config.actor_rollout_ref.model.path,
+                "served_model": served_model_name(self.config),
+                "temperature": rollout.temperature,
+                "top_p": rollout.top_p,
+                "top_k": rollout.top_k,
+            },
+            "tokenizer": self.tokenizer,
+            "mini_batch_size": self.config.actor_rollout_ref.actor.ppo_mini_batch_size,
+            "pad_token_id": pad_token_id,
+            "reward_fillna_value": ours.reward_fillna_value,
+            "llm_timeout_seconds": ours.llm_timeout_seconds,
+            "mode": "v1" if self.store is not None else "v0",
+            "llm_proxy": self.llm_proxy,
+            "store": self.store,
+            "adapter": self.adapter,
+            "processor": self.processor,
+            "image_base_dir": self.config.data.get("image_base_dir"),
+            "trace_aggregator": OmegaConf.to_container(ours.trace_aggregator, resolve=True),
+        }
+        further: dict[str, Any] = {
+            "rollout_deadline_seconds": ours.rollout_deadline_seconds,
+            "runner_silent_seconds": ours.runner_silent_seconds,
+            "first_runner_seconds": ours.first_runner_seconds,
+            "failed_rollouts": ours.failed_rollouts,
+            "sampling": ours.sampling,
+            "validation_sampling": {
+                name: rollout.val_kwargs[name] for name in ("temperature", "top_p", "top_k")
+            },
+            "max_tokens": self.config.data.max_response_length,
+            "proxy_settings": OmegaConf.to_container(ours.proxy, resolve=True),
+            "credit": credit_assignment(ours),
+            "check": self.check_while_sampling,
+            "deadlines": self.deadlines(),
+            "run_recorder": run_recorder(self.config, pad_token_id),
+            "model_limits": self.model_limits,
+        }
+        taken = _those_taken(self.daemon_cls, further)
+        if "credit" not in taken and (ours.rollout_hook is not None or ours.credit != "identical"):
+            raise TypeError(
+                f"agentlightning.rollout_hook={ours.rollout_hook!r} and "
+                f"credit={ours.credit!r} need a daemon that takes `credit`: {self.daemon_cls!r} "
+                "does not"
+            )
+        return self.daemon_cls(ours.port, rollout.n, **keywords, **taken)
+
+    def _run_agents(self, columns: Mapping[str, NDArray[Any]], *, is_train: bool) -> None:
+        daemon = self.agent_mode_daemon
+        daemon.policy_version = self.synced_steps
+        self.servers_alive.begin()
+        daemon.set_up_data_and_server(
+            columns, self.llm_server_manager.get_addresses(), is_train=is_train
+        )
+        daemon.run_until_all_finished()
+
+    def _dump_rows(self, rows: DataProto, folder: str) -> None:
+        """Text of the trained rows, as verl writes it."""
+        texts = [
+            self.tokenizer.batch_decode(rows.batch[name], skip_special_tokens=True)
+            for name in ("prompts", "responses")
+        ]
+        self._dump_generations(
+            inputs=texts[0],
+            outputs=texts[1],
+            gts=[None] * len(rows),
+            scores=rows.batch["token_level_scores"].sum(dim=1).tolist(),
+            reward_extra_infos_dict={
+                name: rows.non_tensor_batch[name].tolist()
+                for name in ("data_id_list", "rollout_id_list")
+            },
+            dump_path=folder,
+        )
+
+    def _n_rollouts(self, columns: Mapping[str, NDArray[Any]]) -> int:
+        n_samples = max(len(column) for column in columns.values())
+        return n_samples * int(self.config.actor_rollout_ref.rollout.n)
+
+    def _timing_metrics(self, rows: DataProto, seconds: dict[str, float]) -> dict[str, float]:
+        n_gpus = self.resource_pool_manager.get_n_gpus()
+        metrics: dict[str, float] = compute_timing_metrics(batch=rows, timing_raw=seconds)
+        if "gen" in seconds and "sampled" in rows.batch:  # verl counts tool results, too
+            n_sampled = max(1, int(rows.batch["sampled"].sum()))
+            metrics["timing_per_token_ms/gen"] = seconds["gen"] * 1000 / n_sampled
+        metrics.update(compute_throughout_metrics(rows, timing_raw=seconds, n_gpus=n_gpus))
+        return metrics
+
+
+def _those_taken(made: type[Any], keywords: dict[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(made).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return keywords
+    names = {parameter.name for parameter in parameters}
+    return {name: value for name, value in keywords.items() if name in names}

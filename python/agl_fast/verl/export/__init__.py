@@ -1,8 +1,0 @@
-"""Checkpoints of verl's FSDP actor into Hugging Face directories."""
-
-from __future__ import annotations
-
-from agl_fast.verl.export.checkpoint import actor_folder
-from agl_fast.verl.export.export import export
-
-__all__ = ["actor_folder", "export"]

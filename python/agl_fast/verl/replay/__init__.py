@@ -1,7 +1,0 @@
-"""Recordings into rows, metrics and one training step, without agents."""
-
-from __future__ import annotations
-
-from agl_fast.verl.replay.replay import Replay, replay
-
-__all__ = ["Replay", "replay"]

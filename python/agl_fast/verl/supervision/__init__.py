@@ -1,0 +1,1 @@
+"""Deadlines, signals and clean-up: how a run and its processes end."""

@@ -1,0 +1,41 @@
+"""Clean up after a run whose driver was killed: `python -m agl_fast.verl.supervision.reaper PID`.
+
+The driver starts it with the run's scope on standard input, and kills it when the run has ended.
+When the driver dies first, Ray's processes of the run, their shared memory and the temporary folder
+are removed here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from agl_fast.verl.supervision.run_scope import RunScope
+
+_CHECK_SECONDS = 0.5
+_GRACE_SECONDS = 5.0
+
+
+def main(driver: int) -> int:
+    """Exit status: 0, or 1 where something could not be removed."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # Slurm sends it to every process of a job
+        signal.signal(number, signal.SIG_IGN)
+    text = sys.stdin.read()
+    if not text:
+        return 0  # the driver died before it started anything
+    while os.getppid() == driver:
+        time.sleep(_CHECK_SECONDS)
+    left, logs = RunScope.from_json(text).clean_up(grace_seconds=_GRACE_SECONDS, failed=True)
+    said = f"agl_fast: process {driver}, the driver of a run, was killed; what it left is removed"
+    if logs is not None:
+        said += f". Ray's logs are kept in {logs}"
+    if left:
+        said += f". Left behind: {', '.join(left)}"
+    print(said, file=sys.stderr, flush=True)
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

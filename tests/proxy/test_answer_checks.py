@@ -1,0 +1,427 @@
+"""What an answer may say: everything else is refused, whole or streamed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agl_fast.proxy.answer_checks import Asked, BadAnswerError, ModelLimits, usage_options
+from agl_fast.proxy.answers import AnswerCollector, Choice, read_answer
+from agl_fast.proxy.events import EventReader
+from support.answer_events import chat, event, role, text, token, usage
+
+
+def completion(*values: float | None) -> dict[str, Any]:
+    return {"token_logprobs": list(values)}
+
+
+def body(*choices: dict[str, Any], **more: Any) -> bytes:
+    whole = [{"index": n, "finish_reason": "stop", **each} for n, each in enumerate(choices)]
+    return json.dumps({"id": "x", "prompt_token_ids": [1, 2], "choices": whole, **more}).encode()
+
+
+def refusal(answer: bytes, *args: Any) -> BadAnswerError:
+    with pytest.raises(BadAnswerError) as caught:
+        read_answer(answer, *args)
+    return caught.value
+
+
+def one(answer: bytes, *args: Any) -> Choice:
+    _, (choice,) = read_answer(answer, *args)
+    return choice
+
+
+@pytest.mark.parametrize(
+    ("choice", "more", "cause", "words"),
+    [
+        ({"token_ids": [11, 12, 13], "logprobs": chat(-1, -2, -3, -4, -5)}, {}, "log_probs", "5 3"),
+        ({"token_ids": [1], "logprobs": chat(-1, -2)}, {}, "log_probs", "2 1"),
+        ({"token_ids": [1, 2], "logprobs": completion(-1)}, {}, "log_probs", "1 2"),
+        ({"token_ids": [], "logprobs": chat(-1)}, {}, "log_probs", "1 0"),
+        ({"token_ids": [1]}, {"usage": {"completion_tokens": 5}}, "usage", "5 1"),
+        ({"token_ids": [1, 2]}, {"usage": {"completion_tokens": 1}}, "usage", "1 2"),
+        ({"token_ids": [1], "logprobs": chat(1e300)}, {}, "log_probs", "token 0 1e+300"),
+        ({"token_ids": [1], "logprobs": chat(-1e39)}, {}, "log_probs", "token 0 -1e+39"),
+        ({"token_ids": [5, 6], "logprobs": chat(-1, float("nan"))}, {}, "log_probs", "token 1 nan"),
+        ({"token_ids": [5], "logprobs": chat(float("-inf"))}, {}, "log_probs", "token 0 -inf"),
+        ({"token_ids": [5], "logprobs": completion(float("inf"))}, {}, "log_probs", "token 0 inf"),
+        ({"token_ids": [5], "logprobs": {"content": [{"logprob": "-1"}]}}, {}, "log_probs", "'-1'"),
+        ({"token_ids": [5], "logprobs": {"token_logprobs": [True]}}, {}, "log_probs", "0 True"),
+        ({"token_ids": [5], "logprobs": {"content": [{"logprob": [1]}]}}, {}, "log_probs", "list"),
+        ({"token_ids": [1, -2]}, {}, "token_ids", "choice 0 token_ids"),
+        ({"token_ids": [2**31]}, {}, "token_ids", "2147483648"),
+        ({"token_ids": [1.5]}, {}, "token_ids", "choice 0"),
+        ({"token_ids": [True]}, {}, "token_ids", "choice 0"),
+        ({"token_ids": [1], "prompt_token_ids": [False]}, {}, "token_ids", "prompt_token_ids"),
+        ({"token_ids": None}, {}, "token_ids", "choice 0 lacks token_ids"),
+        ({"token_ids": None, "message": {"content": "hi"}}, {}, "token_ids", "choice 0 text 0 ids"),
+        ({"token_ids": [1]}, {"prompt_token_ids": None}, "token_ids", "lacks prompt_token_ids"),
+        ({"token_ids": [1], "index": 1}, {}, "choices", "[1]"),
+        ({"token_ids": [1], "finish_reason": 3}, {}, "unreadable", "finish_reason"),
+    ],
+)
+def test_what_is_refused(choice: Any, more: Any, cause: str, words: str) -> None:
+    error = refusal(body(choice, **more))
+    assert error.cause == cause
+    for word in words.split():
+        assert word in str(error)
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b"[]", b"", b"{", b'{"id": "\xff", "choices": []}'])
+def test_what_cannot_be_read(answer: bytes) -> None:
+    assert refusal(answer).cause in ("unreadable", "choices")
+
+
+def test_an_error_with_status_200() -> None:
+    assert "error" in str(refusal(b'{"error": {"message": "engine died"}}'))
+
+
+def test_a_choice_is_named() -> None:
+    good, bad = (
+        {"token_ids": [1], "logprobs": chat(-1)},
+        {"token_ids": [1], "logprobs": chat(-1, -1)},
+    )
+    assert "choice 1" in str(refusal(body(good, bad), Asked(choices=2)))
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_too_few_choices(n: int) -> None:
+    error = refusal(body({"token_ids": [1]}), Asked(choices=n))
+    assert error.cause == "choices"
+    assert str(n) in str(error)
+
+
+def test_usage_is_of_all_choices() -> None:
+    both = ({"token_ids": [1, 2]}, {"token_ids": [3]})
+    asked = Asked(choices=2)
+    _, choices = read_answer(body(*both, usage={"completion_tokens": 3}), asked)
+    assert [len(each.response_ids) for each in choices] == [2, 1]
+    assert refusal(body(*both, usage={"completion_tokens": 2}), asked).cause == "usage"
+
+
+@pytest.mark.parametrize("usage", [None, {}, {"completion_tokens": None}, {"total_tokens": 9}])
+def test_usage_that_says_nothing(usage: Any) -> None:
+    assert one(body({"token_ids": [1, 2]}, usage=usage)).response_ids.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("values", "found", "why"),
+    [
+        ([-0.5, 0.0, -9998.0], [-0.5, 0.0, -9998.0], None),
+        ([-0.5, -9999.0], None, "none"),
+        ([-0.5, -12345.0], None, "none"),
+        ([None, -0.5], None, "none"),
+        ([0.25, -0.5], None, "positive"),
+        ([1e30], None, "positive"),
+        ([1e-7, -0.5], [0.0, -0.5], None),
+        ([-1, 0], [-1.0, 0.0], None),
+    ],
+)
+@pytest.mark.parametrize("form", [chat, completion])
+def test_log_probs(form: Any, values: Any, found: Any, why: str | None) -> None:
+    choice = one(body({"token_ids": [7] * len(values), "logprobs": form(*values)}))
+    assert choice.missing_log_probs == why
+    assert choice.log_probs is None if found is None else choice.log_probs.tolist() == found
+
+
+@pytest.mark.parametrize("log_probs", [None, {}, {"content": None}, {"content": []}])
+def test_answers_may_lack_log_probs(log_probs: Any) -> None:
+    choice = one(body({"token_ids": [7, 8], "logprobs": log_probs}))
+    assert (choice.log_probs, choice.missing_log_probs) == (None, "absent")
+
+
+def test_vllm_leaves_the_log_prob_of_none_out_of_events() -> None:
+    choice = one(body({"token_ids": [7], "logprobs": {"content": [{"token": "a"}]}}))
+    assert (choice.log_probs, choice.missing_log_probs) == (None, "none")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "named"),
+    [([1, 100], [2], "prompt_token_ids[1] is 100"), ([1], [2, 3, 150], "token_ids[2] is 150")],
+)
+def test_vocabulary(prompt: list[int], response: list[int], named: str) -> None:
+    answer = body({"token_ids": response}, prompt_token_ids=prompt)
+    error = refusal(answer, None, ModelLimits(vocabulary_size=100))
+    assert error.cause == "vocabulary"
+    assert named in str(error)
+    assert "100 token ids" in str(error)
+    assert one(answer, None, ModelLimits(vocabulary_size=151)).response_ids.tolist() == response
+    assert one(answer).response_ids.tolist() == response
+
+
+EOS = ModelLimits(context_length=50, end_ids=frozenset({9}))
+
+
+@pytest.mark.parametrize(
+    ("n_ids", "last", "said", "stop_reason", "asked", "limits", "expected"),
+    [
+        (40, 1, "tool_calls", None, Asked(max_tokens=40), ModelLimits(), "length"),
+        (40, 1, "tool_calls", None, Asked(max_tokens=40), EOS, "length"),
+        (39, 1, "tool_calls", None, Asked(max_tokens=40), ModelLimits(), "tool_calls"),
+        (48, 1, "tool_calls", None, Asked(), EOS, "length"),  # 2 + 48 fill the context
+        (48, 1, "tool_calls", None, Asked(max_tokens=60), EOS, "length"),
+        (40, 9, "tool_calls", None, Asked(max_tokens=40), EOS, "tool_calls"),
+        (48, 9, "tool_calls", None, Asked(), EOS, "tool_calls"),
+        (40, 9, "tool_calls", None, Asked(max_tokens=40, ignores_end=True), EOS, "length"),
+        (40, 1, "tool_calls", 1, Asked(max_tokens=40), EOS, "tool_calls"),
+        (40, 1, "tool_calls", "</s>", Asked(max_tokens=40), EOS, "tool_calls"),
+        (40, 1, "tool_calls", "repetition_detected", Asked(max_tokens=40), EOS, "repetition"),
+        (20, 1, "tool_calls", None, Asked(max_tokens=40), EOS, "abort"),
+        (20, 9, "tool_calls", None, Asked(max_tokens=40), EOS, "tool_calls"),
+        (20, 1, "tool_calls", None, Asked(), EOS, "tool_calls"),  # the server's own limit
+        (40, 9, "stop", None, Asked(max_tokens=40), EOS, "stop"),
+        (40, 1, "stop", "END", Asked(max_tokens=40), EOS, "stop"),
+        (40, 1, "length", None, Asked(max_tokens=40), EOS, "length"),
+        (3, 1, "abort", None, Asked(max_tokens=40), EOS, "abort"),
+        (3, 1, None, None, Asked(max_tokens=3), EOS, None),
+    ],
+)
+def test_finish_reason(
+    n_ids: int, last: int, said: Any, stop_reason: Any, asked: Any, limits: Any, expected: Any
+) -> None:
+    """vLLM's order: an id that ends the text, then the limits, then an abort."""
+    ids = [5] * (n_ids - 1) + [last]
+    choice = {"token_ids": ids, "finish_reason": said, "stop_reason": stop_reason}
+    assert one(body(choice), asked, limits).finish_reason == expected
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_chat", "limit"),
+    [
+        ({"max_tokens": 7}, True, 7),
+        ({"max_tokens": 7, "max_completion_tokens": 5}, True, 5),
+        ({"max_completion_tokens": None, "max_tokens": 7}, True, 7),
+        ({}, True, None),
+        ({"max_tokens": "7"}, True, 7),
+        ({"max_tokens": "many"}, True, None),
+        ({}, False, 16),
+        ({"max_tokens": None}, False, 16),
+        ({"max_tokens": 3, "max_completion_tokens": 2}, False, 3),
+    ],
+)
+def test_the_limit_that_a_request_sets(sent: Any, is_chat: bool, limit: Any) -> None:
+    assert Asked.of(sent, sent, is_chat=is_chat, choices=1).max_tokens == limit
+
+
+@pytest.mark.parametrize(
+    ("asked", "choice", "found"),
+    [
+        (Asked(echo=True), {"token_ids": [7], "logprobs": completion(None, -1, -0.25)}, [-0.25]),
+        (Asked(echo=True), {"token_ids": [], "logprobs": completion(None, -1)}, []),
+        (
+            Asked(echo=True, max_tokens=0),
+            {"token_ids": [7], "logprobs": completion(None, -1)},
+            [],
+        ),
+    ],
+)
+def test_echo(asked: Asked, choice: Any, found: list[float]) -> None:
+    """The prompt's log-probs come first; with max_tokens 0 they are alone, and nothing is asked."""
+    answer = one(body({**choice, "text": "echo"}), asked)
+    assert answer.log_probs.tolist() == found
+    assert len(answer.response_ids) == len(found)
+
+
+def test_log_probs_of_a_prompt_without_echo_are_too_many() -> None:
+    answer = body({"token_ids": [7], "logprobs": completion(None, -1.0, -0.25)})
+    assert refusal(answer).cause == "log_probs"
+    assert refusal(answer.replace(b"[7]", b"[7, 8]"), Asked(echo=True)).cause == "log_probs"
+
+
+# Streams
+
+
+def collect(events: list[dict[str, Any]], asked: Asked | None = None) -> list[Choice]:
+    collector = AnswerCollector(asked)
+    for each in events:
+        collector.add(json.dumps(each).encode())
+    assert collector.complete
+    return collector.choices()
+
+
+def stream_refusal(events: list[dict[str, Any]], asked: Asked | None = None) -> BadAnswerError:
+    with pytest.raises(BadAnswerError) as caught:
+        collect(events, asked)
+    return caught.value
+
+
+END = {"finish_reason": "stop"}
+
+
+@pytest.mark.parametrize(
+    ("events", "cause", "words"),
+    [
+        ([role(), text("a"), text("b"), token(13, **END)], "token_ids", "choice 0 0 ids"),
+        ([role(), token(11), text("b"), token(13, **END)], "token_ids", "choice 0 1 before"),
+        ([role(), token(11), text("b", token_ids=[]), token(13, **END)], "token_ids", "text"),
+        (
+            [role(), token(11), event(delta={"tool_calls": [{"index": 0}]}), token(13, **END)],
+            "token_ids",
+            "text",
+        ),
+        (
+            [role(), token(11), event(delta={"reasoning": "hm"}), token(13, **END)],
+            "token_ids",
+            "text",
+        ),
+        ([role(), token(11), token(13, **END), usage(3)], "usage", "3 2"),
+        ([role(), token(11, **END), token(13)], "after_finish", "1 token ids 'stop'"),
+        ([role(), token(11, **END), event(finish_reason="length")], "after_finish", "'length'"),
+        ([role(), token(1, 2), {**token(3), "usage": {"completion_tokens": 2}}], "usage", "2 3"),
+        ([role(), token(1), event(token_ids=[2], logprobs=chat(-1, -1))], "log_probs", "2 1 after"),
+        (
+            [role(), token(1), event(token_ids=[2], logprobs={"content": [{"logprob": "x"}]})],
+            "log_probs",
+            "token 1 'x'",
+        ),
+    ],
+)
+def test_what_is_refused_in_a_stream(events: Any, cause: str, words: str) -> None:
+    error = stream_refusal(events)
+    assert error.cause == cause
+    for word in words.split():
+        assert word in str(error)
+
+
+def test_what_a_stream_may_say() -> None:
+    """A role, ids without text, text that ends an answer without new ids, a repeated reason."""
+    (choice,) = collect(
+        [
+            role(),
+            token(1, 2),
+            event(token_ids=[], delta={}),
+            token(3, text="abc"),
+            event(delta={"content": "d"}, token_ids=[], finish_reason="abort"),
+            event(finish_reason="abort"),
+            usage(3),
+        ]
+    )
+    assert choice.response_ids.tolist() == [1, 2, 3]
+    assert choice.log_probs.tolist() == [-0.5] * 3
+    assert choice.finish_reason == "abort"
+
+
+def test_usage_of_every_event() -> None:
+    """vLLM's continuous_usage_stats counts the event's own choice."""
+    events = [{**role(0), "usage": {"completion_tokens": 0}}, role(1)]
+    for n in range(1, 4):
+        for index in (1, 0):
+            done = END if n == 3 else {}
+            events.append({**token(n, index=index, **done), "usage": {"completion_tokens": n}})
+    assert len(collect([*events, usage(6)], Asked(choices=2))) == 2
+    assert stream_refusal([*events[:4], *events[6:]], Asked(choices=2)).cause == "usage"
+
+
+def test_an_echo_is_text_without_ids() -> None:
+    events = [role(), text("the last message"), token(3, **END), usage(1)]
+    asked = Asked.of({}, {"echo": True}, is_chat=True, choices=1)
+    assert collect(events, asked)[0].response_ids.tolist() == [3]
+
+
+def test_a_choice_without_log_probs_beside_one_with() -> None:
+    events = [role(), role(1), event(0, token_ids=[1], **END), token(2, index=1, **END)]
+    first, second = collect(events, Asked(choices=2))
+    assert (first.log_probs, first.missing_log_probs) == (None, "absent")
+    assert second.log_probs.tolist() == [-0.5]
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    """Events of a chat's stream as vLLM sends them, and each choice's ids."""
+    n = draw(st.integers(1, 3))
+    ids = [draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6)) for _ in range(n)]
+    left = [list(each) for each in ids]
+    events = [role(index) for index in range(n)]
+    while any(left):
+        index = draw(st.sampled_from([i for i, each in enumerate(left) if each]))
+        size = draw(st.integers(1, len(left[index])))
+        taken, left[index] = left[index][:size], left[index][size:]
+        done = {} if left[index] else {"finish_reason": draw(st.sampled_from(["stop", "length"]))}
+        words = draw(st.sampled_from(["", "é", "\n", "data: x", "\u2028"]))
+        events.append(token(*taken, index=index, text=words, **done))
+    return [*events, usage(sum(map(len, ids)))], ids
+
+
+LINE_ENDS = [b"\n", b"\r\n", b"\r"]
+
+
+@given(streams(), st.sampled_from(LINE_ENDS), st.booleans(), st.data())
+def test_any_split_of_a_stream_gives_the_same_rows(
+    stream: Any, line_end: bytes, bom: bool, data: st.DataObject
+) -> None:
+    events, ids = stream
+    raw = b"\xef\xbb\xbf" if bom else b""
+    for each in events:
+        if data.draw(st.booleans()):
+            raw += b": ping" + line_end * 2
+        raw += b"event: message" + line_end if data.draw(st.booleans()) else b""
+        form = data.draw(st.sampled_from([None, 1]))  # with line breaks: several data lines
+        lines = json.dumps(each, indent=form, ensure_ascii=data.draw(st.booleans())).split("\n")
+        raw += b"".join(b"data: " + line.encode() + line_end for line in lines) + line_end
+    raw += b"data: [DONE]" + line_end * 2 + b"\n"
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=12)))
+    reader, collector = EventReader(), AnswerCollector(Asked(choices=len(ids)))
+    passed, n_done = b"", 0
+    for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):
+        for each in reader.feed(raw[begin:end]):
+            passed += each.raw
+            if each.data == b"[DONE]":
+                n_done += 1
+            elif each.data is not None:
+                collector.add(each.data)
+    assert passed + reader.rest == raw
+    assert n_done == 1
+    found = collector.choices()
+    assert [each.response_ids.tolist() for each in found] == ids
+    assert [len(each.log_probs) for each in found] == [len(each) for each in ids]
+    assert all(each.prompt_ids.tolist() == [1, 2] for each in found)
+
+
+@given(streams(), st.data())
+def test_an_answer_that_lost_an_event_with_ids_is_refused(stream: Any, data: st.DataObject) -> None:
+    events, ids = stream
+    with_ids = [
+        i for i, each in enumerate(events) if each["choices"] and "token_ids" in each["choices"][0]
+    ]
+    lost = data.draw(st.sampled_from(with_ids))
+    stream_refusal(events[:lost] + events[lost + 1 :], Asked(choices=len(ids)))
+
+
+@given(st.data())
+def test_an_id_that_is_lost_within_an_event_is_refused(data: st.DataObject) -> None:
+    events, ids = data.draw(streams())
+    places = [
+        i for i, each in enumerate(events) if each["choices"] and "token_ids" in each["choices"][0]
+    ]
+    broken = events[data.draw(st.sampled_from(places))]["choices"][0]
+    broken["token_ids"] = broken["token_ids"][1:]
+    if data.draw(st.booleans()):
+        broken["logprobs"]["content"] = broken["logprobs"]["content"][1:]
+    assert stream_refusal(events, Asked(choices=len(ids))).cause in (
+        "log_probs",
+        "usage",
+        "token_ids",
+    )
+
+
+def test_streams_are_asked_for_their_usage() -> None:
+    asked = {"stream_options": {"include_usage": True, "continuous_usage_stats": False}}
+    assert usage_options({"stream": True}) == asked
+    assert usage_options({"stream": True, "stream_options": None}) == asked
+    assert usage_options({"stream": True, "stream_options": {"include_usage": False}}) == asked
+    more = {"include_usage": False, "continuous_usage_stats": True}
+    assert usage_options({"stream": True, "stream_options": more}) == asked
+    assert usage_options({"stream": True, "stream_options": {"include_usage": True}}) == {}
+    assert usage_options({"stream": True, "stream_options": "x"}) == {}  # the server refuses it
+    assert usage_options({}) == usage_options({"stream": False}) == {}
+
+
+def test_large_log_prob_arrays_keep_their_type() -> None:
+    choice = one(body({"token_ids": [7] * 1000, "logprobs": chat(*[-0.1] * 1000)}))
+    assert choice.log_probs.dtype == np.float32
+    assert choice.log_probs.flags["C_CONTIGUOUS"]
