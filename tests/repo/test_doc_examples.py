@@ -85,7 +85,7 @@ def asserts_by_itself(code: str) -> None:
     run(code)
 
 
-@checks("README", 1)
+@checks("concepts", 1)
 def builder(code: str) -> None:
     rollout = Rollout("r", "g", [Call([1, 2], [3]), Call([1, 2, 3, 7], [4]), Call([1], [5])], 1.0)
     names = run(code, agl_fast=agl_fast, rollout=rollout)
@@ -108,7 +108,7 @@ def reward_of(agent: Any, task: Any, text: str) -> float:
         return float(asyncio.run(found))
 
 
-@checks("README", 2)
+@checks("README", 1)
 def whole_training_script(code: str) -> None:
     names = run(without_last_statement(code, "agl.Trainer("))
     task = {"question": "6 * 7?", "answer": "42"}

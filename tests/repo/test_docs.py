@@ -17,7 +17,11 @@ from support.paths import ROOT
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "python" / "agl_fast"
 PAGES = sorted(DOCS.glob("*.md"))
-LINKING = [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]
+LINKING = [
+    *PAGES,
+    *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "SECURITY")),
+    *(ROOT / name / "README.md" for name in ("benchmarks", "examples")),
+]
 
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -131,13 +135,13 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert sorted(set(agl_fast.__all__) - {"__version__"} - set(headings)) == []
 
 
-def test_performance_has_the_table_of_the_readme() -> None:
-    tables = [
-        re.findall(r"^\| work \|.*?\n\n", page.read_text(), re.DOTALL | re.MULTILINE)
+def test_benchmarks_of_the_readme_are_in_the_table_of_performance() -> None:
+    of_readme, of_performance = (
+        [cells for cells in table_rows(page) if len(cells) == 3 and cells[2].endswith("×")]
         for page in (ROOT / "README.md", DOCS / "performance.md")
-    ]
-    assert len(tables[0]) == 1
-    assert tables[0] == tables[1]
+    )
+    assert of_readme
+    assert [cells for cells in of_readme if cells not in of_performance] == []
 
 
 def texts_of(source: Path) -> Iterator[str]:
@@ -163,7 +167,7 @@ def test_quoted_messages_are_in_the_sources() -> None:
     messages = False
     for cells in table_rows(DOCS / "troubleshooting.md"):
         if "`" not in cells[0] and cells[-1] in ("fix", "what it means", "what helps"):
-            messages = cells[0] != "seen" and not cells[0].startswith("kind")
+            messages = cells[0] != "symptom" and not cells[0].startswith("kind")
         elif messages and not cells[0].startswith(("pip:", "Hugging Face:")):
             quoted += CODE.findall(cells[0])
     assert len(quoted) > 50

@@ -14,7 +14,7 @@ from support.running_proxy import say
 
 
 def counted(metrics: dict[str, Any]) -> float:
-    """The left side of docs/rows.md, "What servers sampled"."""
+    """The left side of docs/rows.md, "Sampled tokens outside the batch"."""
     lost = sum(metrics[f"training/proxy/{name}"] for name in LOST_TOKENS)
     return metrics["training/tokens/sampled"] + metrics["training/skipped_tokens"] + lost
 

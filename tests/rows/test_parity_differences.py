@@ -1,6 +1,6 @@
 """Where agl_fast differs from Agent-lightning 0.3.0 on purpose: a test each, both results shown.
 
-The list is that of docs/rows.md, "Where this differs on purpose".
+The list is that of docs/rows.md, "Differences from Agent-lightning 0.3.0".
 """
 
 import math

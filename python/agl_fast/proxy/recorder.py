@@ -102,7 +102,7 @@ class Recorder:
     ===========================  ==================================================================
 
     The names that end in ``_tokens`` count sampled tokens of training requests, which are lost to
-    the batch. docs/rows.md ("What servers sampled") adds them up.
+    the batch. docs/rows.md ("Sampled tokens outside the batch") adds them up.
     """
 
     def __init__(self) -> None:

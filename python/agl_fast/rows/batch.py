@@ -16,7 +16,7 @@ class Batch:
     """One PPO batch: B rows, P prompt width, R response width, T = P + R.
 
     Attributes:
-        tensors: by name (docs/rows.md, "The tensors"): prompts (B, P), responses, response_mask
+        tensors: by name (docs/rows.md, "Tensors"): prompts (B, P), responses, response_mask
             and, if asked for, call_index (B, R), input_ids, attention_mask and position_ids (B, T),
             all int64; token_level_scores (B, R) float32; is_drop_mask (B,) bool;
             rollout_log_probs (B, R) float32 if any row has some. At level tree position_ids are

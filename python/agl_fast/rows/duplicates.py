@@ -13,7 +13,7 @@ def originals(calls: Sequence[Call]) -> list[int]:
     """For each call, the index of its first record: its own, unless it is a duplicate.
 
     A duplicate has the response_id, the prompt ids and the response ids of an earlier call
-    (docs/rows.md, "Decisions", Classes).
+    (docs/rows.md, "Details", Classes).
     """
     of_id: dict[str, list[int]] = {}
     found = []

@@ -15,7 +15,7 @@ from agl_fast.rows.duplicates import originals
 
 
 def trainable_calls(rollout: agl_fast.Rollout) -> list[int]:
-    """Indices of the calls that can be trained: docs/rows.md, "Decisions", Classes."""
+    """Indices of the calls that can be trained: docs/rows.md, "Details", Classes."""
     return [
         index
         for index, (call, original) in enumerate(
