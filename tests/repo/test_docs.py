@@ -144,6 +144,15 @@ def test_benchmarks_of_the_readme_are_in_the_table_of_performance() -> None:
     assert [cells for cells in of_readme if cells not in of_performance] == []
 
 
+def test_files_of_the_architecture_exist() -> None:
+    cells = [cell for row in table_rows(DOCS / "architecture.md") for cell in row]
+    paths = [code for cell in cells for code in CODE.findall(cell)]
+    paths = [path for path in paths if "/" in path or path.endswith((".py", ".pyi", ".yaml"))]
+    assert len(paths) > 20
+    missing = [path for path in paths if not any((top / path).exists() for top in (PACKAGE, ROOT))]
+    assert missing == []
+
+
 def texts_of(source: Path) -> Iterator[str]:
     """Every text in a Python file, with … for what is put in."""
     for node in ast.walk(ast.parse(source.read_text())):
