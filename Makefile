@@ -29,8 +29,9 @@ CPP_FILES := $(sort $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.c
 PYTHON_PATHS := python tests benchmarks examples scripts docs/conf.py
 NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/*.cmake) $(CPP_FILES)
 
-# A file's tests stay together: they share what is expensive to start.
-TWO_PROCESSES := -n 2 --dist loadfile
+# A file's tests stay together: they share what is expensive to start. The folders keep their order,
+# so that the whole runs of tests/e2e are not what the other process waits for at the end.
+TWO_PROCESSES := -n 2 --dist loadfile --no-loadscope-reorder
 
 STAMPS := $(VENV)/.stamps
 TOOLS := $(STAMPS)/uv

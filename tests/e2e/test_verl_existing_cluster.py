@@ -113,10 +113,11 @@ def test_a_cluster_without_a_cpu_for_the_server_ends_the_run_soon(tmp_path_facto
     folder = tmp_path_factory.mktemp("ray", numbered=True)
     resources = {"CPU": 3.0, "GPU": 1.0}
     with started_cluster(folder, resources) as joining:
-        finished = run(folder, "--config", "trajectory", "--steps", "1", **joining)
+        finished = run(folder, "--config", "impatient", "--steps", "1", **joining)
         assert free_resources(joining, resources) == resources
     assert finished.returncode != 0
-    assert "the Ray cluster has had no room for 60 s" in finished.output
+    waited = "no room for 10 s (agentlightning.deadlines.room_seconds)"
+    assert f"the Ray cluster has had {waited}" in finished.output
     assert "missing is CPU: 4 wanted, 3 free of 3" in finished.output
     assert finished.processes_left == []
     assert finished.segments_left == set()

@@ -19,6 +19,12 @@ if find_spec("verl") is None:
 from support.fake_openai_server import Answer, FakeOpenAIServer, Request
 from support.process_runs import PHASES, Options, Program, drive, free_port, is_free, join
 
+# The others go into `make test-all`: what a killed driver leaves differs little between phases.
+QUICK = ("sampling", "update")
+QUICK_OR_SLOW = [
+    pytest.param(phase, marks=[] if phase in QUICK else [pytest.mark.slow]) for phase in PHASES
+]
+
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore"),  # of Agent-lightning and what it imports
@@ -112,7 +118,7 @@ def assert_the_next_run_resumes_and_ends(bench: Bench, first_step: int) -> None:
     assert following.is_gone(GONE_SECONDS)
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", QUICK_OR_SLOW)
 def test_a_killed_driver_takes_its_runners_with_it(bench: Bench, phase: str) -> None:
     run = stopped_in(bench, phase)
     assert len(run.runners()) >= 2
@@ -122,7 +128,7 @@ def test_a_killed_driver_takes_its_runners_with_it(bench: Bench, phase: str) -> 
     assert_the_next_run_resumes_and_ends(bench, 1)
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", QUICK_OR_SLOW)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_run_and_its_runners(
     bench: Bench, phase: str, number: signal.Signals, status: int

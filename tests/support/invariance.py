@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import agl_fast
@@ -52,6 +53,18 @@ LEARNING_RATES = {
 OBJECTIVES = [
     *((name, "token-mean") for name in POLICY_LOSSES),
     *((name, mode) for name in ("vanilla", "gspo") for mode in AGGREGATIONS[1:]),
+]
+# Through engines and on two ranks, `make test` takes one objective of each unit that is averaged:
+# tokens, calls, rollouts. `make test-all` takes all of them.
+QUICK = [
+    ("vanilla", "token-mean"),
+    ("vanilla", "seq-mean-token-mean"),
+    ("gspo", "seq-mean-token-sum-norm"),
+    ("cispo_per_rollout_mean", "token-mean"),
+]
+QUICK_OR_SLOW = [
+    pytest.param(*objective, marks=[] if objective in QUICK else [pytest.mark.slow])
+    for objective in OBJECTIVES
 ]
 
 OF_LIMITS = ("overlong_prompt", "overlong_call", "truncated_rollout")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -46,7 +47,18 @@ def fixtures(script: str, calls: Cut) -> tuple[Any, ...]:
         return config
 
     @pytest.fixture(scope="module")
-    def two_ranks(folder: Path, config: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
+    def two_ranks(
+        request: pytest.FixtureRequest, folder: Path, config: Any
+    ) -> Iterator[list[subprocess.Popen[bytes]]]:
+        chosen = {
+            (item.callspec.params["policy_loss"], item.callspec.params["aggregation"])
+            for item in request.session.items
+            if item.path == request.path
+            and "of_two_ranks" in item.fixturenames
+            and "policy_loss" in item.fixturenames
+        }
+        objectives = [each for each in invariance.OBJECTIVES if each in chosen]
+        (folder / "objectives.json").write_text(json.dumps(objectives))
         with engine_workers.two_ranks(SUPPORT.joinpath(script), folder) as ranks:
             yield ranks
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -30,9 +31,10 @@ class OfOneRank(PlainActor):
 
 def main(folder: Path) -> None:
     config = OmegaConf.load(folder / "config.yaml")
+    objectives = [tuple(each) for each in json.loads((folder / "objectives.json").read_text())]
     dist.init_process_group("gloo")
     learned: dict[Any, invariance.Learned] = {}
-    for policy_loss, aggregation in invariance.OBJECTIVES:
+    for policy_loss, aggregation in objectives:
         asked = invariance.ask_for(config, policy_loss, aggregation)
         for cut in invariance.TWO_RANKS:
             key = ("plain", policy_loss, aggregation, cut)
@@ -42,7 +44,7 @@ def main(folder: Path) -> None:
         invariance.TWO_RANKS[0], asked, actor_cls=OfOneRank
     )
     engines = invariance.Engines(config, folder / "model", folder / "reference")
-    for objective in invariance.OBJECTIVES:
+    for objective in objectives:
         asked = invariance.ask_for(config, *objective)
         _, cut = invariance.cuts_of_engines(objective)
         learned[("engine", *objective)] = engines.learned(cut, asked)

@@ -5,6 +5,7 @@ The engine's layers are checkpointed, and its logits come in chunks.
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -27,9 +28,10 @@ TREES = Cut("tree", 2, branched=True, shuffled=True, tree_max_tokens=60)
 
 def main(folder: Path) -> None:
     config = OmegaConf.load(folder / "config.yaml")
+    objectives = [tuple(each) for each in json.loads((folder / "objectives.json").read_text())]
     dist.init_process_group("gloo")
     learned: dict[Any, invariance.Learned] = {}
-    for objective in invariance.OBJECTIVES:
+    for objective in objectives:
         asked = invariance.ask_for(config, *objective)
         learned[("plain", *objective)] = invariance.learned_by_plain_model(
             TREES, asked, actor_cls=PlainTreeActor
@@ -39,7 +41,7 @@ def main(folder: Path) -> None:
     engines = invariance.Engines(
         config, folder / "model", folder / "reference", CpuTreeTrainingWorker
     )
-    for objective in invariance.OBJECTIVES:
+    for objective in objectives:
         asked = invariance.ask_for(config, *objective)
         learned[("engine", *objective)] = engines.learned(TREES, asked)
     if dist.get_rank() == 0:

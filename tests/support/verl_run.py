@@ -188,6 +188,10 @@ def deaf(folder: Path, steps: int) -> dict[str, Any]:
     return changed(bfloat16(folder, steps), {extension: "support.deaf_servers.DeafExtension"})
 
 
+def impatient(folder: Path, steps: int) -> dict[str, Any]:
+    return changed(trajectory(folder, steps), {"agentlightning__deadlines__room_seconds": 10.0})
+
+
 def lora(folder: Path, steps: int) -> dict[str, Any]:
     """Adapters alone are trained, in steps that move the policy visibly."""
     return changed(
@@ -217,6 +221,7 @@ RUNS = {
     "deaf": (deaf, verl_agents.count),
     "tree": (tree, verl_agents.count),
     "lora": (lora, verl_agents.count),
+    "impatient": (impatient, verl_agents.count),
     "two-ranks": (
         lambda folder, steps: changed(trajectory(folder, steps), TWO_RANKS),
         verl_agents.count,

@@ -18,6 +18,7 @@ from support.invariance import (
     AS_CALLS,
     OBJECTIVES,
     ONE_RANK,
+    QUICK_OR_SLOW,
     TWO_RANKS,
     difference,
 )
@@ -80,7 +81,7 @@ def test_several_epochs_of_shuffled_rollouts(one_rank, config):
         assert difference(expected, invariance.learned_by_plain_model(cut, asked)) < IN_FLOAT64
 
 
-@pytest.mark.parametrize(("policy_loss", "aggregation"), OBJECTIVES)
+@pytest.mark.parametrize(("policy_loss", "aggregation"), QUICK_OR_SLOW)
 def test_rows_through_the_engine(engines, config, of_two_ranks, policy_loss, aggregation):
     asked = invariance.ask_for(config, policy_loss, aggregation)
     of_one_rank, _ = invariance.cuts_of_engines((policy_loss, aggregation))
@@ -89,7 +90,7 @@ def test_rows_through_the_engine(engines, config, of_two_ranks, policy_loss, agg
     assert difference(expected, of_two_ranks["engine", policy_loss, aggregation]) < IN_FLOAT32
 
 
-@pytest.mark.parametrize(("policy_loss", "aggregation"), OBJECTIVES)
+@pytest.mark.parametrize(("policy_loss", "aggregation"), QUICK_OR_SLOW)
 def test_rows_of_two_ranks(from_calls, of_two_ranks, policy_loss, aggregation):
     for cut in TWO_RANKS:
         found = of_two_ranks["plain", policy_loss, aggregation, cut]

@@ -21,6 +21,7 @@ from support.invariance import (
     BRANCHED_AS_CALLS,
     BRANCHED_AS_TREES,
     OBJECTIVES,
+    QUICK_OR_SLOW,
     Cut,
     difference,
 )
@@ -57,7 +58,7 @@ def test_the_calls_make_every_kind_of_branch():
     )
 
 
-@pytest.mark.parametrize(("policy_loss", "aggregation"), OBJECTIVES)
+@pytest.mark.parametrize(("policy_loss", "aggregation"), QUICK_OR_SLOW)
 def test_trees_of_a_plain_model(from_calls, config, of_two_ranks, policy_loss, aggregation):
     asked = invariance.ask_for(config, policy_loss, aggregation)
     expected = from_calls(policy_loss, aggregation)
@@ -128,7 +129,7 @@ def engines(one_rank: None, config: Any, folder: Path) -> list[invariance.Engine
     ]
 
 
-@pytest.mark.parametrize(("policy_loss", "aggregation"), OBJECTIVES)
+@pytest.mark.parametrize(("policy_loss", "aggregation"), QUICK_OR_SLOW)
 def test_trees_through_the_engine(engines, config, of_two_ranks, policy_loss, aggregation):
     asked = invariance.ask_for(config, policy_loss, aggregation)
     stock, of_trees = engines
