@@ -29,8 +29,17 @@ export PYTHONPATH=tests/native
 # What reaches native code and imports nothing of verl, less the widest traces, which take long.
 # Reports are written below Python, hence capture=sys.
 tests=(
-  tests/test_{pad,parse,bad_input,conformance,expand,expand_rows,property_native,traces}.py
-  tests/test_{property_add_call,tree_conformance,tree_traces}.py
+  tests/core/test_expand.py
+  tests/core/test_expand_rows.py
+  tests/core/test_pad.py
+  tests/core/test_parse.py
+  tests/core/test_property_native.py
+  tests/rows/test_bad_input.py
+  tests/rows/test_conformance.py
+  tests/rows/test_property_add_call.py
+  tests/rows/test_traces.py
+  tests/tree/test_tree_conformance.py
+  tests/tree/test_tree_traces.py
 )
 LD_PRELOAD="$address $cxx" "$python" -m pytest -p sanitized_core --hypothesis-profile sanitized \
   -p no:cacheprovider --capture=sys -m "not slow and not gpu" -k "not P8192" "${tests[@]}"
