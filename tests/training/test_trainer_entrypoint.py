@@ -331,7 +331,6 @@ def test_room_for_every_gpu_of_a_node_and_a_server(cluster):
         ("algorithm.adv_estimator", "remax"),
         ("algorithm.rollout_correction", {"bypass_mode": True, "loss_type": "reinforce"}),
         ("algorithm.use_pf_ppo", True),
-        ("critic.enable", True),
         ("ray_kwargs.ray_init.num_cpus", 3),
     ],
 )
