@@ -91,6 +91,7 @@ def run(
         )
         trainer.tree_is_refused = is_refused_as_tree(config)
         ends.callback(end_actors, trainer, daemons)
+        ends.callback(scope.note_segments)  # while they are mapped
         ends.enter_context(interruption_said(trainer, interrupts, config))
         deadlines = Deadlines.of(config)
         placements = Placements(deadlines.placement)
