@@ -180,6 +180,8 @@ class AgentModeDaemon:
         self.llm_proxy = proxy_for(store, llm_proxy, settings)
         self.check = check
         self._deadlines = deadlines or default_deadlines()
+        self.llm_proxy.start_limit = self._deadlines.enqueue
+        self.llm_proxy.stop_limit = self._deadlines.cancel
         self.run_recorder = run_recorder
         self.policy_version = 0
         self.is_train = True
@@ -230,7 +232,7 @@ class AgentModeDaemon:
             return
         with ExitStack() as ends:
             if self.run_recorder is not None:
-                ends.callback(self.run_recorder.close)
+                ends.callback(self.run_recorder.close, self._deadlines.record.seconds)
             ends.callback(self._source.stop)
             ends.callback(self._end_loop)
             ends.callback(self._stop_proxy)

@@ -41,7 +41,6 @@ from agl_fast.verl.supervision.run_errors import add_note, say_once
 from agl_fast.verl.supervision.run_scope import nothing_left_behind
 from agl_fast.verl.supervision.watch import watched
 
-SERVER_CHECK_SECONDS = 60.0
 POOL = "global_pool"
 
 
@@ -215,10 +214,7 @@ def require_loadable_weights(trainer: Any) -> None:
         return
     trainer.actor_rollout_wg.registration()
     servers = trainer.llm_server_manager.server_handles
-    ray.get(
-        [server.collective_rpc.remote("require_loadable_weights") for server in servers],
-        timeout=SERVER_CHECK_SECONDS,
-    )
+    ray.get([server.collective_rpc.remote("require_loadable_weights") for server in servers])
 
 
 @contextmanager
