@@ -35,6 +35,7 @@ from agl_fast.rollouts.sources import source_of
 from agl_fast.rollouts.training_rows import TrainingRows
 from agl_fast.rollouts.validation import ValidatedRollout, validation_metrics
 from agl_fast.training.credit import CreditAssignment
+from agl_fast.verl.store_sessions import close_session
 from agl_fast.verl.supervision.deadlines import Deadlines, default_deadlines
 from agl_fast.verl.supervision.loop_thread import LoopThread
 
@@ -245,7 +246,12 @@ class AgentModeDaemon:
 
     def _end_loop(self) -> None:
         loop, self._loop = self._loop, None
-        if loop is not None:
+        if loop is None:
+            return
+        try:
+            what = "closing the connections to the store"
+            loop.run(close_session(self.store), what=what, limit=self._deadlines.store_answer)
+        finally:
             loop.stop()
 
     def set_up_data_and_server(
