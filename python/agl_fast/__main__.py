@@ -18,6 +18,37 @@ python -m agl_fast.quickstart                 a tiny model learns on this machin
 python -m agl_fast COMMAND --help             the options of a command
 python -m agl_fast --version
 """
+TRAIN_USAGE = """\
+usage: python -m agl_fast [train] key=value …
+
+Train a model on samples from files, behind Agent-lightning's store. Agents join from processes of
+their own: python -m agl_fast join --port 4747 my_agent.py
+
+  key=value   a key of verl or agl_fast, as hydra reads it
+  +key=value  a key that only your own code reads
+
+Keys that every run needs:
+  actor_rollout_ref.model.path=…            the model: a folder, or a name on the Hugging Face hub
+  data.train_files=…                        .parquet, .json or .jsonl; [a,b]: several files
+
+Keys that most runs set, with their defaults:
+  data.val_files=null                       samples to validate on
+  data.train_batch_size=1024                samples of a step
+  data.max_prompt_length=512                tokens
+  data.max_response_length=512              tokens of an answer
+  algorithm.adv_estimator=gae               grpo, rloo, …: without a critic
+  actor_rollout_ref.rollout.n=1             rollouts of each sample
+  actor_rollout_ref.actor.ppo_mini_batch_size=256
+                                            samples of an update
+  agentlightning.trace_aggregator.level=transition
+                                            what a row is: transition, trajectory, tree
+  agentlightning.record_dir=null            a folder that gets all rollouts
+  agentlightning.store_port=4747            of the store, on the host AGL_SERVER_HOST (localhost)
+  trainer.total_epochs=30                   passes over the samples
+  trainer.save_freq=-1                      steps from one checkpoint to the next; -1: none
+
+All keys: docs/configuration.md
+"""
 # Exit status where the command line, or a file that it names, is wrong.
 WRONG_USAGE = 2
 
@@ -58,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
 def _train(arguments: Sequence[str]) -> int:
     """verl takes half a minute to load: what is no setting is found before."""
     if any(each in ("-h", "--help") for each in arguments):
-        print(USAGE, end="")
+        print(TRAIN_USAGE, end="")
         return 0
     for argument in arguments:
         if not _is_setting(argument):

@@ -28,6 +28,8 @@ MOVED = {
     "agl_fast.verl.replay": "agl_fast.tools.replay",
     "agl_fast.verl.trainer": "agl_fast.training",
     "agl_fast.verl.trainer.agent_lightning": "agl_fast.training.trainer",
+    "agl_fast.verl.trainer.watch": "agl_fast.verl.supervision.watch",
+    "agl_fast.verl.trainer.workers": "agl_fast.training.worker_groups",
     "agl_fast.verl.tree": "agl_fast.tree",
     "agl_fast.verl.tree.workers": "agl_fast.tree.tree_workers",
 }

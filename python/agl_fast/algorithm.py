@@ -13,7 +13,7 @@ from agentlightning.types import LLM
 from omegaconf import DictConfig
 
 from agl_fast.verl.addresses import routable_address, url_host
-from agl_fast.verl.config import compose, default_model_path
+from agl_fast.verl.config import compose, decide_with_model, default_model_path
 from agl_fast.verl.config.model_checks import check_model
 from agl_fast.verl.membership import bind_runners_to_runs
 from agl_fast.verl.span_export import send_spans_to_the_store
@@ -81,6 +81,7 @@ class VERL(Algorithm):
         super().__init__()
         composed = compose(config)
         self.config = composed.config
+        self._open_keys = composed.open_keys
         self.notices = composed.lines + check_model(composed.config, default_model_path())
         # Only now: its imports decide verl's device where nothing has yet.
         from agl_fast.verl.preflight import check_before_the_run
@@ -105,7 +106,10 @@ class VERL(Algorithm):
         """
         config = self.config.copy()
         _require_samples(config, train_dataset)
-        for line in self.notices:
+        notices = list(self.notices)
+        if self._open_keys is not None:
+            notices += decide_with_model(config, self._open_keys)
+        for line in notices:
             print(f"agl_fast: {line}")
         is_legacy = self._is_legacy()
         if not is_legacy:

@@ -58,6 +58,31 @@ def test_run_gets_what_agent_lightning_has_set(runs: list[Any], adapter: Adapter
     assert (run["trainer_cls"], run["daemon_cls"]) == (int, str)
 
 
+def test_what_the_model_decides_is_decided_when_the_run_starts(
+    runs: list[Any],
+    adapter: Adapter,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It may not be on this machine before."""
+    decided: list[Any] = []
+
+    def decide(config: Any, user_keys: Any) -> list[str]:
+        decided.append(user_keys)
+        config.trainer.experiment_name = "decided"
+        return ["decided with the model"]
+
+    monkeypatch.setattr("agl_fast.algorithm.decide_with_model", decide)
+    algorithm = make_algorithm(adapter)
+    assert decided == []
+    algorithm.run(range(16), range(2))
+    (run,) = runs
+    assert run["config"].trainer.experiment_name == "decided"
+    assert algorithm.config.trainer.experiment_name == "an experiment"
+    assert "agl_fast: decided with the model" in capsys.readouterr().out
+    assert "data.train_batch_size" in decided[0]
+
+
 def test_fewer_samples_than_a_batch(runs: list[Any], adapter: Adapter) -> None:
     message = r"train_dataset has 15 samples: expected at least data\.train_batch_size=16"
     with pytest.raises(ValueError, match=message):

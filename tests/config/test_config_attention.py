@@ -13,16 +13,17 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra [cpu] or [verl]")
 
+import torch
 import transformers
 from omegaconf import OmegaConf
 
 import support.verl_trainer_imports  # noqa: F401
 from agl_fast.tree.engine_name import ENGINE
 from agl_fast.verl import entrypoint
-from agl_fast.verl.config import Composed, compose, differences
+from agl_fast.verl.config import Composed, compose, decide_with_model, differences
 from agl_fast.verl.config import attention_choice as config_attention
 from agl_fast.verl.config.attention_choice import ACTOR, CRITIC, IMPLEMENTATION, uses_engine
-from support.verl_settings import documented
+from support.verl_settings import changed, documented
 
 FLASH = "flash_attention_2"
 LEVELS = ("transition", "trajectory", "tree")
@@ -202,9 +203,183 @@ def test_ulysses_needs_flash_attention(tmp_path, machine):
     assert attention(composed(model_of(tmp_path), **changes).config) is None
 
 
-def test_a_model_that_is_not_here_is_left_to_the_engine(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert attention(composed("somebody/some-model").config) == ENGINE
+HUB_MODEL = "somebody/some-model"
+
+
+class Hub:
+    """Answers for `HUB_MODEL` in place of the Hugging Face hub.
+
+    Attributes:
+        model: its configuration; None: nothing can be had.
+        asked: how often it was.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.model: Any = None
+        self.asked = 0
+        load = config_attention.AutoConfig.from_pretrained
+
+        def from_pretrained(path: str, *, local_files_only: bool, **options: Any) -> Any:
+            if local_files_only or path != HUB_MODEL:
+                return load(path, local_files_only=True, **options)
+            self.asked += 1
+            if self.model is None:
+                raise OSError("there is no connection")
+            return self.model
+
+        monkeypatch.setattr(config_attention.AutoConfig, "from_pretrained", from_pretrained)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    return Hub(monkeypatch)
+
+
+def open_for(**changes: Any) -> Composed:
+    """Composed for a model that is not on this machine, whose padding the user leaves open."""
+    settings = documented(
+        actor_rollout_ref__model__path=HUB_MODEL, trainer__logger=["console"], **changes
+    )
+    del settings["actor_rollout_ref"]["model"]["use_remove_padding"]
+    return compose(settings, device="cuda")
+
+
+def test_a_model_that_is_not_here_is_left_open_and_the_hub_is_not_asked(hub):
+    found = open_for()
+    assert attention(found.config) is None
+    (line,) = said(found)
+    assert line == (
+        f"{ACTOR}.{IMPLEMENTATION}: chosen when the run starts, as flash-attn is not installed and "
+        f"{HUB_MODEL} is not on this machine"
+    )
+    assert "actor_rollout_ref.rollout.n" in found.open_keys
+    assert hub.asked == 0
+
+
+def test_a_model_that_is_here_leaves_nothing_open(tmp_path, hub):
+    assert composed(model_of(tmp_path)).open_keys is None
+    assert hub.asked == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "expected", "keeps_padding"),
+    [
+        ("qwen2", {"num_attention_heads": 2, "hidden_size": 64}, ENGINE, False),
+        ("mistral", {"sliding_window": 32}, "sdpa", True),
+        ("gemma2", {}, "eager", True),
+    ],
+)
+def test_it_is_decided_once_the_model_can_be_asked(hub, kind, settings, expected, keeps_padding):
+    found = open_for()
+    hub.model = transformers.AutoConfig.for_model(kind, **settings)
+    lines = decide_with_model(found.config, found.open_keys)
+    assert attention(found.config) == expected
+    assert found.config.actor_rollout_ref.model.use_remove_padding is not keeps_padding
+    assert f"{ACTOR}.{IMPLEMENTATION}={expected}" in lines[0]
+    assert decide_with_model(found.config, found.open_keys) == lines[1:]  # nothing else changes
+
+
+def test_a_model_that_cannot_be_asked_is_left_to_the_engine(hub):
+    """verl names it once it loads it."""
+    found = open_for()
+    decide_with_model(found.config, found.open_keys)
+    assert hub.asked
+    assert attention(found.config) == ENGINE
+
+
+def test_what_the_user_asks_for_is_held_against_a_model_of_the_hub(hub):
+    changes = {f"actor_rollout_ref__model__{IMPLEMENTATION.replace('.', '__')}": ENGINE}
+    found = open_for(**changes)
+    assert attention(found.config) == ENGINE
+    hub.model = transformers.MistralConfig(sliding_window=32)
+    with pytest.raises(ValueError, match=r"agl_fast_tree': expected 'sdpa', as .*sliding_window"):
+        decide_with_model(found.config, found.open_keys)
+
+
+MUCH = {
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 2**17,
+    "sliding_window": 4096,
+}
+ROWS = {
+    "actor_rollout_ref__actor__use_dynamic_bsz": True,
+    "agentlightning__trace_aggregator": {
+        "level": "trajectory",
+        "trajectory_max_prompt_length": 2**14,
+        "trajectory_max_response_length": 2**14,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "expected"),
+    [
+        # A row of 2**15 tokens has 2**30 pairs: a byte of each in the mask, two in a layer's own.
+        ("mistral", {}, "masks of a micro-batch of 1 row of 32768 tokens take 3.0 GiB"),
+        (
+            "mistral",
+            {"actor_rollout_ref__model__enable_gradient_checkpointing": False},
+            "masks of a micro-batch of 1 row of 32768 tokens take 9.0 GiB",  # of four layers
+        ),
+        (
+            "mistral",
+            {"actor_rollout_ref__actor__ppo_max_token_len_per_gpu": 2**17},
+            "masks of a micro-batch of 4 rows of 32768 tokens take 12.0 GiB",
+        ),
+        (
+            "mistral",  # one row of all tokens
+            {
+                "actor_rollout_ref__actor__ppo_max_token_len_per_gpu": 2**16,
+                "actor_rollout_ref__model__use_remove_padding": True,
+            },
+            "masks of a micro-batch of 1 row of 65536 tokens take 12.0 GiB",
+        ),
+        ("gemma2", {}, "scores of a micro-batch of 1 row of 32768 tokens take 64.0 GiB"),
+    ],
+)
+def test_attention_of_torch_says_what_memory_it_takes(tmp_path, kind, changes, expected):
+    path = model_of(tmp_path, kind, **MUCH)
+    settings = documented(actor_rollout_ref__model__path=path, trainer__logger=["console"], **ROWS)
+    for key in ("use_remove_padding", "enable_gradient_checkpointing"):
+        del settings["actor_rollout_ref"]["model"][key]
+    del settings["actor_rollout_ref"]["actor"]["ppo_micro_batch_size_per_gpu"]
+    found = compose(changed(settings, changes), device="cuda")
+    (line,) = [line for line in said(found) if "GiB" in line]
+    assert line.startswith(f"{ACTOR}.{IMPLEMENTATION}={attention(found.config)}: attention ")
+    assert expected in line
+
+
+@pytest.mark.parametrize("n_heads", [1, 4])
+@pytest.mark.parametrize("n_layers", [1, 3])
+def test_scores_take_so_many_bytes_a_pair(tmp_path, n_heads, n_layers):
+    """What autograd keeps of a model in bfloat16, by the size of its tensors."""
+    width = 96
+    config = transformers.AutoConfig.for_model(
+        "gemma2",
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=n_layers,
+        num_attention_heads=n_heads,
+        num_key_value_heads=1,
+        head_dim=8,
+        vocab_size=16,
+        attn_implementation="eager",
+    )
+    model = transformers.AutoModel.from_config(config, dtype=torch.bfloat16).train()
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape[-2:] == (width, width) and tensor.dim() >= 3:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        found = model(torch.zeros(1, width, dtype=torch.long))
+    assert found.last_hidden_state.requires_grad
+    of_pair = sum(kept.values()) / (n_heads * n_layers * width**2)
+    assert of_pair == config_attention.SCORE_BYTES
 
 
 def test_a_recorded_configuration_keeps_what_was_chosen(tmp_path, machine):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("verl", reason="needs the extra [cpu] or [verl]")
+
+import verl
 
 from agl_fast.verl.config import compose
 from agl_fast.verl.config.composition import _resolved_defaults
@@ -100,6 +104,38 @@ def test_a_refused_key_says_what_to_do(key: str, value: object, expected: str) -
 def test_a_key_without_effect_is_announced(key: str, value: object) -> None:
     (line,) = check_effects({key: value}, dict(KEYS), ALL_PARTS)
     assert line.startswith(f"without effect: {key}={value!r} (")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reader", "places"),
+    [
+        (f"{ROLLOUT}.moe_load_balance_metrics_interval", 5, "V1 trainer", ["trainer/ppo/v1"]),
+        (f"{ROLLOUT}.multi_stage_wake_up", True, "SGLang", []),
+        (
+            f"{ACTOR}.fsdp_config.turbo_config.distributed.tensor_parallel_size",
+            2,
+            "fsdp_turbo",
+            ["workers/engine/fsdp/fsdp_turbo_impl.py"],
+        ),
+    ],
+)
+def test_the_code_of_verl_reads_a_key_only_where_its_line_says(
+    key: str, value: object, reader: str, places: list[str]
+) -> None:
+    (line,) = check_effects({key: value}, dict(KEYS), ALL_PARTS)
+    assert reader in line
+    name = "turbo_config" if "turbo_config" in key else key.rpartition(".")[2]
+    root = Path(verl.__file__).parent
+    found = {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if re.search(rf"\b{name}\b", path.read_text())
+    }
+    declared = {path for path in found if path.startswith("workers/config/")}
+    assert len(declared) == 1
+    readers = found - declared
+    assert bool(readers) == bool(places)
+    assert all(any(path.startswith(place) for place in places) for path in readers)
 
 
 def test_keys_of_one_reason_share_a_line_and_defaults_have_none() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections import Counter
@@ -83,6 +84,29 @@ def test_a_server_that_refuses_connections_costs_no_rollout():
     with three_servers() as (fakes, proxy):
         fakes[0].stop()
         assert run_rollouts(proxy, retries=0) == {"ok": ROLLOUTS}
+
+
+def test_a_server_that_accepts_no_connection_costs_no_rollout():
+    """Its queue of connections is full, as that of a machine that swaps."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as stack:
+        address = full.getsockname()
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(address)
+        good = stack.enter_context(FakeOpenAIServer())
+        entry = good.model_entry()
+        deaf = {
+            **entry,
+            "litellm_params": {
+                **entry["litellm_params"],
+                "api_base": f"http://127.0.0.1:{address[1]}/v1/",
+            },
+        }
+        proxy = stack.enter_context(running_proxy(good, move_after_seconds=0.5))
+        proxy.server.fleet = Fleet([deaf, entry])
+        assert run_rollouts(proxy, 8, retries=0) == {"ok": 8}
+        assert proxy.counts["moved"] >= 1
 
 
 def test_streams_that_fail_before_the_first_byte_move():

@@ -12,6 +12,8 @@ import openai
 import pytest
 
 from agl_fast.proxy import SamplingPolicy
+from agl_fast.proxy.server import ProxyServer
+from agl_fast.verl.supervision.waits import Limit
 from support.fake_openai_server import Answer
 from support.running_proxy import say
 
@@ -58,6 +60,46 @@ def test_life_cycle(proxy):
     with pytest.raises(openai.APIConnectionError):
         call(resource, "ro-1", "at-1")
     assert not [thread for thread in threading.enumerate() if thread.name == "agl-fast-proxy"]
+
+
+def test_starting_and_stopping_have_limits_that_errors_name(proxy, monkeypatch):
+    go_on = threading.Event()
+
+    async def wait(self):
+        await asyncio.to_thread(go_on.wait, 30)
+
+    close = ProxyServer.close
+    with monkeypatch.context() as slow:
+        slow.setattr(ProxyServer, "open", wait)
+        proxy.start_limit = Limit(0.1, "a.key")
+        with pytest.raises(
+            TimeoutError, match=r"^the proxy did not start within 0\.1 s \(a\.key\)"
+        ):
+            asyncio.run(proxy.start())
+    assert not proxy.is_running()
+    proxy.start_limit = Limit(30.0)
+    asyncio.run(proxy.start())
+
+    async def close_later(self):
+        await wait(self)
+        await close(self)
+
+    monkeypatch.setattr(ProxyServer, "close", close_later)
+    proxy.stop_limit = Limit(0.1, "b.key")
+    with pytest.raises(TimeoutError, match=r"^the proxy did not stop within 0\.1 s \(b\.key\)"):
+        asyncio.run(proxy.stop())
+    go_on.set()
+    proxy.stop_limit = Limit(30.0)
+    asyncio.run(proxy.stop())
+
+
+def test_a_server_that_does_not_open_is_no_wait(proxy, monkeypatch):
+    async def fail(self):
+        raise RuntimeError("no event loop for you")
+
+    monkeypatch.setattr(ProxyServer, "open", fail)
+    with pytest.raises(RuntimeError, match="no event loop for you"):
+        asyncio.run(proxy.start())
 
 
 def test_start_and_stop_twice(proxy):

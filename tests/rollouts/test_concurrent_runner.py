@@ -15,6 +15,7 @@ import pytest
 
 from agl_fast import ConcurrentRunner, RolloutTracer
 from agl_fast.runner import RolloutEndedError, concurrent
+from agl_fast.verl.membership.identity import RunIdentity, set_current_run
 from support.daemon_runs import SECONDS, agentlightning, daemon_bench, new_store
 from support.fake_openai_server import Answer, Request
 from support.running_proxy import say
@@ -117,6 +118,25 @@ def test_rollouts_of_one_process_stay_apart():
     assert [entry.call_rewards for entry in entries] == [(float(n), n + 0.5) for n in range(8)]
     sampled = [row[0] for row in rows.batch["responses"].tolist()]
     assert sampled == [100 + n for n in range(8) for _ in range(2)]
+
+
+def test_no_connection_to_the_store_stays_open_but_the_runner_s_own():
+    """That one is closed by Agent-lightning, on the loop of the runner."""
+
+    @agentlightning.rollout
+    async def agent(task: dict, llm: agentlightning.LLM) -> float:
+        agentlightning.emit_reward(0.5)
+        await asyncio.sleep(0.3)  # some heartbeats
+        await ask(llm, task["question"])
+        return 1.0
+
+    with served(new_store()) as server, client_of(server) as store:
+        with daemon_bench(store=store, train_rollout_n=1) as bench:
+            bench.enqueue(2)
+            with running(store, agent, heartbeat_interval=0.05):
+                bench.daemon.run_until_all_finished(verbose=False)
+            assert len(store._sessions) == 2  # the daemon has one, too
+        assert len(store._sessions) == 1
 
 
 def test_slots_have_worker_ids_and_heartbeats_of_their_own():
@@ -315,6 +335,31 @@ def test_another_tracer_is_replaced(caplog):
     assert isinstance(runner.tracer, RolloutTracer)
     assert "OtelTracer follows one rollout per process" in caplog.text
     assert ConcurrentRunner(own := RolloutTracer()).tracer is own
+
+
+def test_a_store_that_does_not_answer_in_time_is_an_error_that_names_the_key():
+    store = new_store()
+
+    async def wait(*_: Any) -> int:
+        await asyncio.sleep(30)
+        return 1
+
+    store.get_next_span_sequence_id = wait
+    set_current_run(RunIdentity("run", "", False, store_answer_seconds=0.2))
+    tracer = RolloutTracer()
+    tracer.init_worker(0, store)
+
+    async def emit() -> None:
+        async with tracer.trace_context(rollout_id="r", attempt_id="a"):
+            tracer.create_span("reward")
+
+    limit = r"within 0\.2 s \(agentlightning\.deadlines\.store_answer_seconds\)"
+    try:
+        with pytest.raises(TimeoutError, match=rf"storing span 'reward' of rollout r .*{limit}"):
+            asyncio.run(emit())
+    finally:
+        tracer.teardown_worker(0)
+        set_current_run(None)
 
 
 def test_a_trace_needs_both_ids():

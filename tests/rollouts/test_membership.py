@@ -16,11 +16,13 @@ import pytest
 pytest.importorskip("verl", reason="needs the extra [cpu]")
 
 import support.daemon_runs  # noqa: F401 - first: what it imports makes no noise there
+from agl_fast.commands import join
 from agl_fast.verl.membership import (
     Guard,
     JoinRefused,
     RunIdentity,
     current_run,
+    identity,
     require_free_port,
     run_at,
 )
@@ -93,6 +95,28 @@ def test_a_store_gives_work_to_its_own_runners_alone(run: RunIdentity, caplog: A
     assert all(str(run) in line and f"join --run {run.run_id}" in line for line in said)
     guard.remove()
     assert "dequeue_rollout" not in vars(store)
+
+
+def test_a_join_serves_no_run_that_takes_the_port_of_its_store(
+    run: RunIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where that store was of no run."""
+    store, second = new_store(), RunIdentity.new(takes_joiners=True)
+    guard = Guard(store, second)
+    monkeypatch.setattr(identity, "_is_known", False)
+    with served(store) as server:
+        watch = join._StoreWatch(("127.0.0.1", server.port), 1.0)
+        guard.install()
+        assert watch._successor() is None  # the runners have not asked yet
+        for joined in (run, None):
+            set_current_run(joined)
+            assert watch._successor() == str(second)
+        set_current_run(second)
+        assert watch._successor() is None
+        guard.remove()
+        assert watch._successor() == "another program"
+        set_current_run(None)
+        assert watch._successor() is None
 
 
 def test_a_store_says_whose_it_is(run: RunIdentity) -> None:

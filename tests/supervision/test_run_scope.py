@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -21,6 +23,7 @@ pytest.importorskip("psutil", reason="needs the extra [cpu]")
 from agl_fast.verl.supervision import kept_logs, run_scope
 from agl_fast.verl.supervision.leftovers import (
     RUN_VARIABLE,
+    SHARED_MEMORY,
     processes_of_run,
     shared_memory_segments,
 )
@@ -65,19 +68,73 @@ def test_only_what_ray_starts_is_marked_and_ended() -> None:
     assert not scope.folder.exists()
 
 
-def test_the_first_of_two_runs_to_end_leaves_the_others_memory() -> None:
-    segments = [shared_memory.SharedMemory(create=True, size=64)]
+MAPPING = """
+import mmap, sys, time
+maps = []
+for path in sys.argv[1:]:
+    with open(path, "w+b") as file:
+        file.truncate(4096)
+        maps.append(mmap.mmap(file.fileno(), 0))
+print("mapped", flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def paths(n: int) -> Iterator[list[Path]]:
+    """Of segments that do not exist yet."""
+    found = [SHARED_MEMORY / f"psm_{uuid4().hex[:8]}" for _ in range(n)]
     try:
-        with nothing_left_behind() as first:
-            segments.append(shared_memory.SharedMemory(create=True, size=64))  # another run's
-        with nothing_left_behind() as second:
-            pass
-        assert first.folder != second.folder
-        assert {each.name for each in segments} <= shared_memory_segments()
+        yield found
     finally:
-        for segment in segments:
-            segment.close()
-            segment.unlink()
+        for path in found:
+            path.unlink(missing_ok=True)
+
+
+def mapping(*segments: Path) -> subprocess.Popen[str]:
+    """A process that makes and maps them."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAPPING, *map(str, segments)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == "mapped\n"
+    return process
+
+
+@pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="no /dev/shm here")
+def test_shared_memory_that_the_run_s_processes_did_not_map_stays() -> None:
+    """Whoever made it meanwhile may have closed it, and not have handed it on yet."""
+    with paths(3) as (ours, others, handed_over):
+        before = shared_memory.SharedMemory(create=True, size=64)
+        with nothing_left_behind() as scope:
+            with scope.environment():
+                process = mapping(ours, handed_over)
+            others.write_bytes(bytes(64))  # of another program, at this moment in nobody's hands
+            scope.note_segments()
+            process.kill()
+            process.wait()
+            with handed_over.open("r+b") as file:
+                in_use = mmap.mmap(file.fileno(), 0)
+        assert not ours.exists()
+        assert others.exists()
+        assert handed_over.exists()
+        assert before.name in shared_memory_segments()
+        in_use.close()
+        before.close()
+        before.unlink()
+
+
+@pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="no /dev/shm here")
+def test_what_processes_map_when_the_run_ends_is_removed_with_them() -> None:
+    with paths(1) as (ours,), nothing_left_behind() as scope:
+        with scope.environment():
+            process = mapping(ours)
+        with ended(process):
+            left, _ = scope.clean_up(failed=False)
+        assert left == []
+        assert not ours.exists()
+        scope.note_segments()  # of the reaper, after the folder is gone
 
 
 def ray_session(scope: RunScope, **files: bytes) -> None:
@@ -141,9 +198,9 @@ with nothing_left_behind() as scope:
     (scope.folder / "session_1" / "logs").mkdir(parents=True)
     (scope.folder / "session_1" / "logs" / "worker").write_text("why")
     path = "/dev/shm/psm_" + scope.run_id[:8]
-    open(path, "w").write("left")
     with scope.environment():
-        subprocess.Popen(nap)
+        ours = subprocess.Popen([sys.executable, "-c", sys.argv[1], path], stdout=subprocess.PIPE)
+        assert ours.stdout.readline() == b"mapped\\n"
     users = subprocess.Popen(nap, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     if os.fork() == 0:  # holds every pipe open
         time.sleep(600)
@@ -157,7 +214,7 @@ def test_a_killed_driver_leaves_nothing(tmp_path: Path, number: signal.Signals) 
     """Where no handler is at work, SIGTERM kills as well."""
     with (tmp_path / "stderr").open("w") as errors:
         driver = subprocess.Popen(
-            [sys.executable, "-c", DRIVER],
+            [sys.executable, "-c", DRIVER, MAPPING],
             env={**os.environ, "TMPDIR": str(tmp_path)},
             stdout=subprocess.PIPE,
             stderr=errors,

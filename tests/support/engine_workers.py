@@ -156,6 +156,27 @@ def critic_worker(config: Any, worker_cls: type[Any] | None = None) -> Any:
     return worker
 
 
+def plain_values(worker: Any, model: Path, batch: Any) -> torch.Tensor:
+    """A critic's values of trained tokens, row after row by transformers with its weights."""
+    import transformers
+
+    module = transformers.AutoModelForTokenClassification.from_pretrained(
+        model, num_labels=1, dtype=torch.float32, attn_implementation="eager"
+    )
+    weights = worker.engine.module.named_parameters()
+    module.load_state_dict({name: each.full_tensor() for name, each in weights}, strict=True)
+    module.eval()
+    values, tensors = [], batch.tensors
+    for row in range(len(batch)):
+        real = tensors["attention_mask"][row].bool()
+        n_prompt = int(real[: tensors["prompts"].shape[1]].sum())
+        trained = tensors["response_mask"][row].bool().nonzero()[:, 0]
+        with torch.no_grad():
+            of_row = module(tensors["input_ids"][row][real][None]).logits[0, :, 0]
+        values.append(of_row[n_prompt - 1 + trained])
+    return torch.cat(values)
+
+
 class EveryRank:
     """Stands for a worker group: this rank computes its share and gets the others' as well.
 

@@ -15,6 +15,7 @@ from agl_fast.proxy.recorder import RecordedCall
 from agl_fast.proxy.sampling import Phase, SamplingPolicy
 from agl_fast.proxy.server import ProxyServer
 from agl_fast.proxy.serving import ServingThread
+from agl_fast.verl.supervision.waits import Limit
 from support.fake_openai_server import FakeOpenAIServer
 
 POLICY = SamplingPolicy(temperature=1.0, top_p=0.9, top_k=-1)
@@ -67,14 +68,14 @@ def running_proxy(
 ) -> Iterator[RunningProxy]:
     server = ProxyServer(api_key=api_key, timeout_seconds=timeout_seconds, **settings)
     thread = ServingThread(server)
-    url = f"http://127.0.0.1:{thread.start('127.0.0.1', None)}"
+    url = f"http://127.0.0.1:{thread.start('127.0.0.1', None, Limit(60.0))}"
     try:
         with httpx.Client(timeout=10.0) as client:
             running = RunningProxy(server, url, client)
             running.serve_from(*fakes)
             yield running
     finally:
-        thread.stop()
+        thread.stop(Limit(10.0))
 
 
 def say(*texts: str) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import agl_fast
-from agl_fast.__main__ import COMMANDS, USAGE, main
+from agl_fast.__main__ import COMMANDS, TRAIN_USAGE, USAGE, main
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
@@ -80,10 +80,33 @@ def test_a_mistake_is_one_line(arguments, message, capsys):
 def test_version_and_usage(capsys):
     assert main(["--version"]) == main(["-V"]) == 0
     assert capsys.readouterr().out == f"agl_fast {agl_fast.__version__}\n" * 2
-    assert main([]) == main(["-h"]) == main(["train", "--help"]) == 0
-    assert capsys.readouterr().out == USAGE * 3
+    assert main([]) == main(["-h"]) == 0
+    assert capsys.readouterr().out == USAGE * 2
     for name in COMMANDS:
         assert name in USAGE
+
+
+def test_train_has_a_help_of_its_own(capsys):
+    for arguments in (["train", "--help"], ["train", "-h"], ["data.train_files=x.jsonl", "--help"]):
+        assert main(arguments) == 0
+        assert capsys.readouterr().out == TRAIN_USAGE
+
+
+@pytest.mark.filterwarnings("ignore")  # of verl and what it imports
+def test_the_help_of_train_names_keys_with_their_defaults():
+    pytest.importorskip("verl", reason="needs the extra [cpu] or [verl]")
+    from agl_fast.verl.renamed_keys import leaves
+
+    from agl_fast.verl.config import _resolved_defaults
+
+    defaults = dict(leaves(_resolved_defaults()))
+    shown = dict(re.findall(r"^  ([a-z_.]+)=(\S+)", TRAIN_USAGE, re.MULTILINE))
+    assert len(shown) == 15
+    shown.pop("key")
+    for key, value in shown.items():
+        is_null = defaults[key] is None or key == "data.val_files"  # verl's names an example of its
+        if value != "…":
+            assert value == ("null" if is_null else str(defaults[key])), key
 
 
 FILES = {

@@ -27,6 +27,7 @@ from agl_fast.commands import train
 from agl_fast.commands.dataset_files import load_samples
 from agl_fast.commands.overrides import parse_overrides
 from agl_fast.recording import RecordingWriter
+from agl_fast.verl.membership import current_run
 from support.daemon_runs import HELLO, SECONDS, hello, new_daemon
 from support.fake_openai_server import FakeOpenAIServer
 from support.verl_runs import processes_marked
@@ -182,6 +183,7 @@ class WithoutRay(agl_fast.VERL):
     agents: Agents
 
     def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+        self.identity = current_run()
         daemon = new_daemon(self.get_store(), rollout_deadline_seconds=6 * SECONDS)
         try:
             self.agents.start(self.config.agentlightning.store_port)
@@ -232,13 +234,18 @@ def free_port() -> int:
 
 def test_agents_of_another_process_join_the_store_and_end_with_the_run(tmp_path):
     port = free_port()
-    algorithm = WithoutRay(parse_overrides([*SETTINGS, f"agentlightning.store_port={port}"]))
+    settings = [
+        f"agentlightning.store_port={port}",
+        "agentlightning.deadlines.store_answer_seconds=77",
+    ]
+    algorithm = WithoutRay(parse_overrides([*SETTINGS, *settings]))
     algorithm.agents = Agents(tmp_path, AGENT, "--wait=1")
     with FakeOpenAIServer() as algorithm.fake:
         algorithm.fake.respond = hello
         train.train_on(algorithm, TASKS, None)
     rows = algorithm.rows
     assert len(rows) == 4
+    assert algorithm.identity.store_answer_seconds == 77.0  # what its runners learn
     assert rows.batch["responses"][0].tolist() == HELLO
     # Emitted by a program that knows nothing of agl_fast.
     assert rows.batch["token_level_scores"].sum(dim=1).tolist() == [0.5] * 4

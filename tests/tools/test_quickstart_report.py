@@ -14,9 +14,16 @@ from PIL import Image
 import agl_fast
 from agl_fast.quickstart.__main__ import most_improved
 from agl_fast.quickstart.memory import PeakMemory
-from agl_fast.quickstart.report import plain_table, table_of, write_report
-from agl_fast.quickstart.run_log import Played, RunLog, forwarded
+from agl_fast.quickstart.report import (
+    plain_table,
+    table_of,
+    where_rows_are_counted_again,
+    write_report,
+)
+from agl_fast.quickstart.run_log import LEVELS, Played, RunLog, forwarded
 from agl_fast.quickstart.trajectory import Piece, marked, pieces_of
+from agl_fast.recording import RunRecorder
+from agl_fast.tools.analyze import analyze, read_traces
 
 # The second call extends the first, the third begins anew.
 CALLS = [
@@ -49,6 +56,59 @@ def test_forwarded_counts_calls_chains_or_trees():
     assert forwarded(ROLLOUTS, "transition") == (3, 4 + 6 + 2)
     assert forwarded(ROLLOUTS, "trajectory") == (2, 6 + 2)
     assert forwarded(ROLLOUTS, "tree") == (1, 6 + 2)
+
+
+LIMITS = {"level": "trajectory", "max_prompt_length": 8, "max_response_length": 9}
+
+
+@pytest.mark.parametrize("n_failing", [0, 1])
+def test_analyze_counts_the_rows_of_the_table(tmp_path, n_failing):
+    """Of a run's recordings; the limits of its rows are counted apart."""
+    pytest.importorskip("verl", reason="needs the extra [cpu]")
+    from agl_fast.quickstart.reporting import reporting_to
+    from support.daemon_runs import daemon_bench
+
+    def talk(run) -> float:
+        number = int(run.input["question"][1])
+        run.ask("hi")
+        run.ask("hi", "hello", "and?" * number)
+        if number < n_failing:
+            raise RuntimeError("the agent failed")
+        run.ask("something else")
+        return 1.0
+
+    log = RunLog(print, steps=2)
+    _, daemon_cls = reporting_to(log)
+    recorder = RunRecorder(tmp_path, {"rows": LIMITS})
+    with daemon_bench(run_recorder=recorder, daemon_cls=daemon_cls) as bench:
+        for step in (1, 2):
+            bench.daemon.policy_version = step - 1
+            bench.run(talk, 3)
+            bench.daemon.get_train_data_batch(8, 9, "cpu", step)
+    traces = read_traces(sorted(recorder.folder.iterdir()))
+    found = analyze(traces)
+    n_failed = 2 * 2 * n_failing  # of two steps, by two rollouts of each sample
+    assert (found.rollouts, log.left_out) == (12, n_failed)
+    counted = found.layouts_without_limits
+    if n_failing:
+        assert found.statuses == {"succeeded": 8, "failed": 4}
+        failed = [each for each in traces.rollouts if each.status == "failed"]
+        for level in LEVELS:
+            rows, tokens = forwarded(failed, level)
+            assert (counted[level].rows - rows, counted[level].tokens - tokens) == (
+                log.forwarded[level].rows,
+                log.forwarded[level].tokens,
+            )
+    else:
+        assert {level: (each.rows, each.tokens) for level, each in counted.items()} == {
+            level: (each.rows, each.tokens) for level, each in log.forwarded.items()
+        }
+    assert log.forwarded["transition"].rows == 3 * (12 - n_failed)
+    # With the recorded limits, chains are cut: the other number that analyze shows.
+    assert found.layouts["trajectory"].tokens < counted["trajectory"].tokens
+    said = where_rows_are_counted_again(log, tmp_path)
+    assert f"analyze {tmp_path}/recordings/*/train-*.jsonl.gz" in said
+    assert (f"They lack {n_failed} rollouts that failed or made no call" in said) is bool(n_failing)
 
 
 def test_table_sums_the_steps(log):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("verl", reason="needs the extra [cpu] or [verl]")
@@ -14,7 +17,9 @@ import support.verl_trainer_imports  # noqa: F401
 from agl_fast.recording import RunRecorder, read_recording
 from agl_fast.training.run_recording import run_recorder
 from agl_fast.verl.config import compose, differences
-from support.daemon_runs import HELLO, daemon_bench
+from agl_fast.verl.supervision.deadlines import default_deadlines
+from agl_fast.verl.supervision.waits import Limit
+from support.daemon_runs import HELLO, daemon_bench, new_daemon, new_store
 from support.same_rollouts import assert_same_rollouts
 from support.verl_settings import DOCUMENTED, documented
 
@@ -53,6 +58,31 @@ def test_every_rollout_is_recorded_as_it_ended(tmp_path):
     assert first.calls[1].log_probs.tolist() == [-0.5] * len(HELLO)
     assert metrics["training/recording/lost"] == 0
     assert recorder.counts == {"written": 6, "lost": 0}
+
+
+def test_what_the_disk_does_not_take_in_time_is_lost_with_a_warning(tmp_path, monkeypatch, caplog):
+    go_on = threading.Event()
+
+    class Slow(RunRecorder):
+        def _write(self, *arguments) -> None:
+            go_on.wait(30)
+            super()._write(*arguments)
+
+    recorder = Slow(tmp_path)
+    deadlines = replace(default_deadlines(), record=Limit(0.1))
+    with daemon_bench(run_recorder=recorder, deadlines=deadlines) as bench:
+        bench.train(talk)
+        bench.daemon.stop()
+    go_on.set()
+    assert recorder.counts["lost"] == 3  # the first one is being written
+    (line,) = [line for line in caplog.messages if "Rollouts are not recorded" in line]
+    assert "they were not written within 0.1 s" in line
+
+
+def test_the_proxy_starts_and_stops_within_the_limits_of_the_run():
+    daemon = new_daemon(new_store(), deadlines=default_deadlines())
+    assert daemon.llm_proxy.start_limit == default_deadlines().enqueue
+    assert daemon.llm_proxy.stop_limit == default_deadlines().cancel
 
 
 def test_the_same_rows_of_the_recording(tmp_path):

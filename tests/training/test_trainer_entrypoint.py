@@ -13,10 +13,12 @@ import threading
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
+import transformers
 from omegaconf import OmegaConf
 
 import support.verl_trainer_imports  # noqa: F401
@@ -26,6 +28,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # litellm's
     from agl_fast.verl import entrypoint, ray_cluster
 
+from agl_fast.proxy.answer_checks import ModelLimits
 from agl_fast.verl.supervision.deadlines import OWN_CONFIG
 from agl_fast.verl.supervision.interrupts import Interrupts, interruptible
 from agl_fast.verl.supervision.run_scope import RunScope
@@ -328,7 +331,6 @@ def test_room_for_every_gpu_of_a_node_and_a_server(cluster):
         ("algorithm.adv_estimator", "remax"),
         ("algorithm.rollout_correction", {"bypass_mode": True, "loss_type": "reinforce"}),
         ("algorithm.use_pf_ppo", True),
-        ("critic.enable", True),
         ("ray_kwargs.ray_init.num_cpus", 3),
     ],
 )
@@ -348,6 +350,37 @@ def test_what_would_be_computed_wrongly_is_refused_before_ray_starts(key, value,
     OmegaConf.update(refused, key, value, force_add=True)
     with pytest.raises(ValueError, match=key.split(".")[-1]):
         entrypoint.run(config=refused, train_dataset=[{}], store=None)
+
+
+def model_with(config: Any, end_id: int | None = 7) -> Any:
+    """As verl's HFModelConfig."""
+    return SimpleNamespace(hf_config=config, tokenizer=SimpleNamespace(eos_token_id=end_id))
+
+
+def test_what_the_answers_of_the_servers_are_held_against():
+    qwen = transformers.Qwen2Config(vocab_size=151936, max_position_embeddings=32768)
+    assert entrypoint.model_limits(model_with(qwen, 151645), None) == ModelLimits(
+        vocabulary_size=151936, context_length=32768, end_ids=frozenset({151645})
+    )
+    # What the servers are told comes before the model's own.
+    limits = entrypoint.model_limits(model_with(qwen, 0), 4096)
+    assert limits == ModelLimits(151936, 4096, frozenset({0}))
+    assert entrypoint.model_limits(model_with(qwen, None), 4096).end_ids == frozenset()
+
+
+def test_a_model_with_images_has_the_limits_of_its_language_model():
+    text = {"vocab_size": 262208, "max_position_embeddings": 131072}
+    gemma = transformers.Gemma3Config(text_config=text)
+    assert not hasattr(gemma, "max_position_embeddings")
+    assert entrypoint.model_limits(model_with(gemma, 1), None) == ModelLimits(
+        262208, 131072, frozenset({1})
+    )
+
+
+def test_a_model_that_names_no_context_has_none():
+    bloom = transformers.BloomConfig(vocab_size=50)
+    limits = entrypoint.model_limits(model_with(bloom), None)
+    assert (limits.vocabulary_size, limits.context_length) == (50, None)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ with warnings.catch_warnings():
     from verl import DataProto
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
-    from agl_fast.rollouts import AgentModeDaemon
+    from agl_fast.rollouts import AgentModeDaemon, ValidatedRollout
     from agl_fast.training import AgentLightningTrainer
     from agl_fast.training import trainer as module
     from agl_fast.verl.config import compose
@@ -86,6 +86,58 @@ def test_batches_of_a_validation_are_averaged_over_rollouts(logged):
     assert metrics["val/n_rollouts"] == 16
     assert metrics["val/reward"] == 0.25
     assert metrics["val/source/reward"] == 0.25
+
+
+class Validated(FakeDaemon):
+    """Two batches of two samples with two rollouts each; the third sample is of another source."""
+
+    BATCHES = (
+        [("math", 1.0, (3,)), ("math", 0.0, (3, 4)), ("math", 1.0, ()), ("math", 1.0, (2,))],
+        [("code", 0.5, (1, 2, 3)), ("code", 0.5, (1,)), (None, 0.0, (1,)), (None, 1.0, (1,))],
+    )
+
+    def get_test_metrics(self) -> dict[str, float]:
+        self.validated_rollouts = [
+            ValidatedRollout(source, reward, True, lengths, False)
+            for source, reward, lengths in self.BATCHES[self.n_validated]
+        ]
+        self.n_validated += 1
+        return {}
+
+
+def test_a_validation_has_verls_names_with_the_values_of_each_source(logged):
+    loop = Loop(val_only=True, n_val_batches=2, val_n=2)
+    loop.make_daemon = lambda: Validated(loop.events)
+    loop.fit()
+    metrics = logged[0][1]
+    core = {name: value for name, value in metrics.items() if name.startswith("val-core/")}
+    # The best of two draws, with replacement, out of 0 and 1: 3/4; verl draws 1,000 times.
+    best = {name: core.pop(name) for name in list(core) if "/best@2/" in name}
+    assert core == {
+        "val-core/math/reward/mean@2": 0.75,
+        "val-core/code/reward/mean@2": 0.5,
+        "val-core/unknown/reward/mean@2": 0.5,
+    }
+    assert best == {
+        "val-core/math/reward/best@2/mean": pytest.approx((0.75 + 1.0) / 2, abs=0.03),
+        "val-core/code/reward/best@2/mean": 0.5,
+        "val-core/unknown/reward/best@2/mean": pytest.approx(0.75, abs=0.06),
+        "val-core/math/reward/best@2/std": pytest.approx(0.75**0.5 / 4, abs=0.03),
+        "val-core/code/reward/best@2/std": 0.0,
+        "val-core/unknown/reward/best@2/std": pytest.approx(0.75**0.5 / 2, abs=0.03),
+    }
+    assert metrics["val-aux/math/reward/std@2"] == 0.25  # of the samples' 0.5 and 0
+    assert metrics["val-aux/code/reward/worst@2/mean"] == 0.5
+    turns = {name: metrics[f"val-aux/num_turns/{name}"] for name in ("min", "max", "mean")}
+    assert turns == {"min": 0, "max": 3, "mean": 10 / 8}
+    assert metrics["val/math/reward"] == core["val-core/math/reward/mean@2"]
+    assert all(type(value) is float for name, value in metrics.items() if "val-" in name)
+
+
+def test_one_rollout_a_sample_is_its_own_mean(logged):
+    Loop(val_only=True, n_val_batches=2).fit()
+    core = {name: value for name, value in logged[0][1].items() if name.startswith("val-core/")}
+    assert core == {"val-core/source/reward/mean@1": 0.5}
 
 
 def test_a_run_that_fails_stops_the_daemon_and_says_so_to_the_loggers(logged, monkeypatch):

@@ -116,6 +116,24 @@ def test_a_server_that_answers_lives_and_a_silent_one_is_given_up(actors_live):
         impatient()
 
 
+def test_without_a_limit_the_default_of_the_configuration_counts(monkeypatch, actors_live):
+    now = [0.0]
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Client:
+        def get(self, url: str) -> httpx.Response:
+            raise httpx.ConnectError("nobody listens")
+
+    alive = ServersAlive(["10.0.0.1:80"], [None])
+    monkeypatch.setattr(alive, "_client", Client())
+    for now[0] in (0.0, 60.0, 120.0):
+        alive()
+    now[0] = 120.5
+    key = r"agentlightning\.deadlines\.server_silent_seconds"
+    with pytest.raises(RuntimeError, match=rf"has not answered for 120 s \({key}\)"):
+        alive()
+
+
 def test_a_server_whose_engine_is_dead_says_so(actors_live):
     with health_server(503) as address:
         alive = ServersAlive([address], [object()], Limit(45.0))

@@ -256,25 +256,9 @@ def test_a_critic_without_flash_attention(qwen, mistral):
         group = engine_workers.worker_groups(None, critic=worker)
         found = critic_values(rows, group)["values"]
         trained = batch.tensors["response_mask"].bool()
-        assert (found[trained] - plain_values(worker, model, batch)).abs().max() < IN_FLOAT32
-
-
-def plain_values(worker: Any, model: Path, batch: agl_fast.Batch) -> torch.Tensor:
-    module = transformers.AutoModelForTokenClassification.from_pretrained(
-        model, num_labels=1, dtype=torch.float32, attn_implementation="eager"
-    )
-    weights = worker.engine.module.named_parameters()
-    module.load_state_dict({name: each.full_tensor() for name, each in weights}, strict=True)
-    module.eval()
-    values, tensors = [], batch.tensors
-    for row in range(len(batch)):
-        real = tensors["attention_mask"][row].bool()
-        n_prompt = int(real[: tensors["prompts"].shape[1]].sum())
-        trained = tensors["response_mask"][row].bool().nonzero()[:, 0]
-        with torch.no_grad():
-            of_row = module(tensors["input_ids"][row][real][None]).logits[0, :, 0]
-        values.append(of_row[n_prompt - 1 + trained])
-    return torch.cat(values)
+        assert (
+            found[trained] - engine_workers.plain_values(worker, model, batch)
+        ).abs().max() < IN_FLOAT32
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -179,11 +179,11 @@ class _StoreWatch:
         import httpx
 
         from agl_fast.verl.addresses import url_host
-        from agl_fast.verl.membership import current_run, run_at
+        from agl_fast.verl.membership import current_run, knows_its_run, run_at
 
+        if not knows_its_run():
+            return None  # the runners have not asked yet
         run = current_run()
-        if run is None:
-            return None
         host, port = self._store
         try:
             there = run_at(f"http://{url_host(host)}:{port}")

@@ -11,7 +11,6 @@ import aiohttp
 from agl_fast.proxy.fleet import Server
 from agl_fast.proxy.recorder import Recorder
 
-CONNECT_SECONDS = 10.0
 # vLLM's HTTP server closes a connection that was idle for 5 s: leave it before.
 KEEP_ALIVE_SECONDS = 4.0
 RETRIES = 2
@@ -36,12 +35,16 @@ class UnreachableError(ConnectionError):
 class Connections:
     """A pool without a limit: the servers do the queueing. Lives in one event loop.
 
+    Args:
+        connect_seconds: a server that does not accept a connection for so long cannot be reached.
+
     Attributes:
         session: for requests of the proxy's own.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, connect_seconds: float) -> None:
         self._recorder = recorder
+        self._connect_seconds = connect_seconds
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -72,6 +75,7 @@ class Connections:
             UnreachableError: no connection brought an answer.
             TimeoutError: the answer takes too long.
         """
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=self._connect_seconds)
         has_broken = False
         for retry in range(RETRIES + 1):
             try:
@@ -81,7 +85,7 @@ class Connections:
                     headers=headers,
                     data=_in_pieces(body),
                     allow_redirects=False,
-                    timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS),
+                    timeout=timeout,
                 )
             except aiohttp.ClientConnectionError as error:
                 cannot_connect = isinstance(error, _NO_CONNECTION)

@@ -18,6 +18,7 @@ from agl_fast.proxy.sampling import Phase, PhaseName, SamplingPolicy
 from agl_fast.proxy.server import MOVE_AFTER_SECONDS, ProxyServer
 from agl_fast.proxy.serving import ServingThread
 from agl_fast.verl.addresses import is_loopback, routable_address, url_host
+from agl_fast.verl.supervision.waits import Limit
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # litellm's, about its own code
@@ -55,9 +56,15 @@ class LLMProxy(agentlightning.LLMProxy):
         mode: ``v1``, or Agent-lightning's ``v0``: there is no store, no request names its rollout,
             and none is recorded; answers have token ids, for the agents' own tracers.
 
+    Attributes:
+        start_limit, stop_limit: how long starting and stopping may take. The daemon sets them.
+
     Raises:
         ValueError: ``host`` is not loopback and there is no ``api_key``, or the model list is bad.
     """
+
+    start_limit = Limit(60.0)
+    stop_limit = Limit(10.0)
 
     def __init__(
         self,
@@ -211,6 +218,7 @@ class LLMProxy(agentlightning.LLMProxy):
             ValueError: there is no store.
             RuntimeError: the store cannot be used from the server's thread.
             OSError: host and port cannot be bound.
+            TimeoutError: it took longer than ``start_limit``.
         """
         if self.is_running():
             logger.warning("LLMProxy is running already.")
@@ -219,7 +227,11 @@ class LLMProxy(agentlightning.LLMProxy):
             self._use_store()
         thread = ServingThread(self._server)
         try:
-            self._port = await asyncio.to_thread(thread.start, self._host, self._port)
+            self._port = await asyncio.to_thread(
+                thread.start, self._host, self._port, self.start_limit
+            )
+        except TimeoutError:
+            raise
         except OSError as error:
             raise OSError(
                 error.errno,
@@ -240,11 +252,15 @@ class LLMProxy(agentlightning.LLMProxy):
         self.set_store(self.store)
 
     async def stop(self) -> None:
-        """Stop serving; what was recorded stays."""
+        """Stop serving; what was recorded stays.
+
+        Raises:
+            TimeoutError: it took longer than ``stop_limit``.
+        """
         if self._thread is None or not self.is_running():
             logger.warning("LLMProxy is not running. Nothing to stop.")
             return
-        await asyncio.to_thread(self._thread.stop)
+        await asyncio.to_thread(self._thread.stop, self.stop_limit)
         self._thread = None
 
     async def restart(self, *, _port: int | None = None) -> None:

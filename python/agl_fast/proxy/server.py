@@ -91,8 +91,8 @@ class ProxyServer:
 
     Args:
         timeout_seconds: the longest an answer may take, also where several servers are tried.
-        move_after_seconds: requests move away from a server that has not answered ``/health``
-            for so long.
+        move_after_seconds: requests move away from a server that has accepted no connection, or
+            not answered ``/health``, for so long.
         ids_for_everybody: requests that name no rollout go out as those that do: the run's
             sampling, token ids in the answer. They are not recorded.
 
@@ -138,7 +138,7 @@ class ProxyServer:
 
     async def open(self) -> None:
         self._hanging_up = False
-        self._connections = Connections(self.recorder)
+        self._connections = Connections(self.recorder, self._move_after_seconds)
         monitor = HealthMonitor(
             self._connections.session,
             lambda: self.fleet,

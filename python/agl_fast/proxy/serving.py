@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from threading import Thread
 from typing import Any, TypeVar
 
 from aiohttp import web
 
 from agl_fast.proxy.server import ProxyServer
+from agl_fast.verl.supervision.waits import Limit
 
-START_SECONDS = 60.0
-JOIN_SECONDS = 10.0
 # Handlers get this long at the end; whoever stops the proxy has no agents left to wait for.
 SHUTDOWN_SECONDS = 0.5
 BACKLOG = 1024
@@ -31,15 +31,19 @@ class ServingThread:
         self._stop: asyncio.Event | None = None
         self._thread: Thread | None = None
 
-    def start(self, host: str, port: int | None) -> int:
+    def start(self, host: str, port: int | None, limit: Limit) -> int:
         """Bind and serve.
 
+        Args:
+            port: None: the system chooses.
+            limit: how long it may take.
+
         Returns:
-            The port; without one given, the system chooses.
+            The port.
 
         Raises:
             OSError: host and port cannot be bound.
-            TimeoutError: the thread does not come to it.
+            TimeoutError: the thread does not come to it in time.
         """
         self._thread = Thread(
             target=lambda: asyncio.run(self._serve(host, port or 0)),
@@ -47,7 +51,12 @@ class ServingThread:
             daemon=True,
         )
         self._thread.start()
-        return self._bound.result(START_SECONDS)
+        try:
+            return self._bound.result(limit.seconds)
+        except FutureTimeoutError as error:  # not yet the builtin one in Python 3.10
+            if self._bound.done():
+                raise
+            raise TimeoutError(f"the proxy did not start within {limit}") from error
 
     def is_running(self) -> bool:
         # After a fork there is no thread in the child.
@@ -62,26 +71,26 @@ class ServingThread:
         assert self._loop is not None
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
-    def stop(self) -> None:
+    def stop(self, limit: Limit) -> None:
         """Stop serving; connections are closed.
 
         Raises:
-            TimeoutError: the thread does not end within ``JOIN_SECONDS``.
+            TimeoutError: the thread does not end in time.
         """
         if self._thread is None or not self._thread.is_alive():
             return
         assert self._loop is not None
         assert self._stop is not None
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(JOIN_SECONDS)
+        self._thread.join(limit.seconds)
         if self._thread.is_alive():
-            raise TimeoutError(f"the proxy does not stop within {JOIN_SECONDS:g} s")
+            raise TimeoutError(f"the proxy did not stop within {limit}")
 
     async def _serve(self, host: str, port: int) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        await self._server.open()
         runner = web.ServerRunner(self._server.http_server(), shutdown_timeout=SHUTDOWN_SECONDS)
         try:
+            await self._server.open()
             await runner.setup()
             site = web.TCPSite(runner, host, port, backlog=BACKLOG)
             await site.start()

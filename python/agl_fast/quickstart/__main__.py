@@ -144,7 +144,12 @@ def report(
     """Print the tables and one rollout before and after, and write the report."""
     from transformers import AutoTokenizer
 
-    from agl_fast.quickstart.report import plain_table, table_of, write_report
+    from agl_fast.quickstart.report import (
+        plain_table,
+        table_of,
+        where_rows_are_counted_again,
+        write_report,
+    )
     from agl_fast.quickstart.trajectory import marked, pieces_of
 
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -157,11 +162,7 @@ def report(
     for title, rows in shown.items():
         console.say(f"\n{title}; trained tokens stand between « and »\n{marked(rows, level)}")
     console.say(f"\n{plain_table(table_of(log, peak_memory_gib))}\n")
-    console.say(
-        "  Rows and tokens are those of the training rollouts, nothing cut by limits; "
-        f"python -m agl_fast analyze {run_folder}/recordings/*/train-*.jsonl.gz shows them beside "
-        "those that each level's limits leave.\n"
-    )
+    console.say(f"  {where_rows_are_counted_again(log, run_folder)}\n")
     for file in write_report(run_folder, log, shown, peak_memory_gib):
         shutil.copy(file, run_folder.parent)
         console.say(f"  {run_folder.parent / file.name}")

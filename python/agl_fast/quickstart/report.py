@@ -45,6 +45,20 @@ def table_of(log: RunLog, peak_memory_gib: float) -> list[tuple[str, str, str]]:
     return lines
 
 
+def where_rows_are_counted_again(log: RunLog, run_folder: Path) -> str:
+    """What the table's rows and tokens are, beside those that `analyze` shows."""
+    left_out = (
+        f" They lack {log.left_out:,} rollouts that failed or made no call, which it counts, too."
+        if log.left_out
+        else ""
+    )
+    return (
+        "Rows and tokens are those of the training rollouts, nothing cut by limits; "
+        f"python -m agl_fast analyze {run_folder}/recordings/*/train-*.jsonl.gz shows them beside "
+        f"those that each level's limits leave.{left_out}"
+    )
+
+
 def plain_table(lines: Sequence[tuple[str, str, str]]) -> str:
     return "\n".join(f"  {name:<32}{first:>12}{second:>12}" for name, first, second in lines)
 

@@ -32,7 +32,8 @@ def reporting_to(
             batch = self.last_batch
             assert batch is not None
             rewards = [each.reward for each in batch.rollouts]
-            log.sampled([each for each in rollouts if each], sum(rewards) / len(rewards))
+            trained = [each for each in rollouts if each]
+            log.sampled(trained, sum(rewards) / len(rewards), left_out=len(rollouts) - len(trained))
             return found
 
         def get_test_metrics(self) -> dict[str, float]:

@@ -16,7 +16,7 @@ BAR_WIDTH = 20
 
 @dataclass
 class Forwarded:
-    """What the trainer's forward passes take in."""
+    """What the trainer's forward passes take in where nothing is cut by limits."""
 
     rows: int = 0
     tokens: int = 0
@@ -41,6 +41,7 @@ class RunLog:
         validations: mean reward by the number of steps taken before.
         played: the rollouts of each validation, likewise.
         forwarded: by level, over all training steps and from the same calls.
+        left_out: rollouts of training steps that failed or made no call; they are recorded, too.
         seconds: by stage of the run, in order.
         update_seconds: of the first step's update, by level; empty where it was not measured.
     """
@@ -53,6 +54,7 @@ class RunLog:
     forwarded: dict[Level, Forwarded] = field(
         default_factory=lambda: {level: Forwarded() for level in LEVELS}
     )
+    left_out: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     update_seconds: dict[Level, float] = field(default_factory=dict)
     _stage_began: float = field(default_factory=time.monotonic)
@@ -63,8 +65,11 @@ class RunLog:
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._stage_began
         self._stage_began = now
 
-    def sampled(self, rollouts: Sequence[agl_fast.Rollout], reward: float) -> None:
-        """Take the rollouts of a training step."""
+    def sampled(
+        self, rollouts: Sequence[agl_fast.Rollout], reward: float, *, left_out: int = 0
+    ) -> None:
+        """Take the rollouts of a training step, and how many it left out."""
+        self.left_out += left_out
         for level in LEVELS:
             rows, tokens = forwarded(rollouts, level)
             self.forwarded[level].rows += rows
@@ -81,9 +86,13 @@ class RunLog:
 
 
 def forwarded(rollouts: Sequence[agl_fast.Rollout], level: Level) -> tuple[int, int]:
-    """Rows and tokens that a forward pass over the rollouts takes in."""
-    batch = rows_of(rollouts, level)
-    return len(batch), batch.tensors["input_ids"].values().numel()
+    """Rows and tokens that a forward pass over the rollouts takes in, as `analyze` counts them."""
+    # Only now: --help needs no torch.
+    from agl_fast.tools.analyze.layouts import lay_out
+    from agl_fast.tools.analyze.limits import Limits
+
+    layout = lay_out(rollouts, level, Limits()).layout
+    return layout.rows, layout.tokens
 
 
 def rows_of(rollouts: Sequence[agl_fast.Rollout], level: Level) -> agl_fast.Batch:

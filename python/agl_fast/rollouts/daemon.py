@@ -35,6 +35,7 @@ from agl_fast.rollouts.sources import source_of
 from agl_fast.rollouts.training_rows import TrainingRows
 from agl_fast.rollouts.validation import ValidatedRollout, validation_metrics
 from agl_fast.training.credit import CreditAssignment
+from agl_fast.verl.store_sessions import close_session
 from agl_fast.verl.supervision.deadlines import Deadlines, default_deadlines
 from agl_fast.verl.supervision.loop_thread import LoopThread
 
@@ -180,6 +181,8 @@ class AgentModeDaemon:
         self.llm_proxy = proxy_for(store, llm_proxy, settings)
         self.check = check
         self._deadlines = deadlines or default_deadlines()
+        self.llm_proxy.start_limit = self._deadlines.enqueue
+        self.llm_proxy.stop_limit = self._deadlines.cancel
         self.run_recorder = run_recorder
         self.policy_version = 0
         self.is_train = True
@@ -230,7 +233,7 @@ class AgentModeDaemon:
             return
         with ExitStack() as ends:
             if self.run_recorder is not None:
-                ends.callback(self.run_recorder.close)
+                ends.callback(self.run_recorder.close, self._deadlines.record.seconds)
             ends.callback(self._source.stop)
             ends.callback(self._end_loop)
             ends.callback(self._stop_proxy)
@@ -243,7 +246,12 @@ class AgentModeDaemon:
 
     def _end_loop(self) -> None:
         loop, self._loop = self._loop, None
-        if loop is not None:
+        if loop is None:
+            return
+        try:
+            what = "closing the connections to the store"
+            loop.run(close_session(self.store), what=what, limit=self._deadlines.store_answer)
+        finally:
             loop.stop()
 
     def set_up_data_and_server(

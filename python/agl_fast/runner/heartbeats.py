@@ -12,6 +12,8 @@ import aiohttp
 from agentlightning.store.base import LightningStore
 from agentlightning.utils.system_snapshot import system_snapshot
 
+from agl_fast.verl.store_sessions import close_session
+
 logger = logging.getLogger(__name__)
 
 
@@ -51,3 +53,4 @@ async def _beat(
             except (ConnectionError, aiohttp.ClientError, asyncio.TimeoutError) as error:
                 logger.warning("The store took no heartbeat of %s: %r", worker_id, error)
         stop.wait(seconds)
+    await close_session(store)

@@ -20,11 +20,9 @@ from agentlightning.tracer.base import (
 from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.types import Attributes, Span, SpanCoreFields, SpanRecordingContext, TraceStatus
 
+from agl_fast.verl.membership import store_answer_limit
+from agl_fast.verl.store_sessions import close_session
 from agl_fast.verl.supervision.loop_thread import LoopThread
-from agl_fast.verl.supervision.waits import Limit
-
-# The longest wait for the store to take one span.
-STORE_SECONDS = 60.0
 
 
 class RolloutEndedError(RuntimeError):
@@ -72,6 +70,8 @@ class RolloutTracer(Tracer):
     def teardown_worker(self, worker_id: int) -> None:
         super().teardown_worker(worker_id)
         if self._thread is not None:
+            what = "closing the connections to the store"
+            self._thread.run(close_session(self._store), what=what, limit=store_answer_limit())
             self._thread.stop()
             self._thread = None
 
@@ -135,7 +135,8 @@ class RolloutTracer(Tracer):
 
         Raises:
             RuntimeError: the caller's context belongs to no open rollout, or the store failed.
-            TimeoutError: the store did not take the span within `STORE_SECONDS`.
+            TimeoutError: the store took longer than its run allows
+                (`agentlightning.deadlines.store_answer_seconds`).
         """
         fields = DummyTracer().create_span(name, attributes, timestamp, status)
         self._store_span(fields)
@@ -178,7 +179,7 @@ class RolloutTracer(Tracer):
         if self._thread is None:
             raise RuntimeError(f"span {fields.name!r}: call init_worker before agents emit spans")
         what = f"storing span {fields.name!r} of rollout {trace.rollout_id}"
-        stored = self._thread.run(self._add(trace, fields), what=what, limit=Limit(STORE_SECONDS))
+        stored = self._thread.run(self._add(trace, fields), what=what, limit=store_answer_limit())
         trace.spans.append(stored)
 
     async def _add(self, trace: _Trace, fields: SpanCoreFields) -> Span:

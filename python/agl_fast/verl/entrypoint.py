@@ -17,7 +17,7 @@ import ray
 from omegaconf import OmegaConf, open_dict
 from verl.single_controller.ray import RayWorkerGroup
 from verl.trainer.ppo.ray_trainer import ResourcePoolManager
-from verl.trainer.ppo.utils import Role, create_rl_sampler, need_critic, need_reference_policy
+from verl.trainer.ppo.utils import Role, create_rl_sampler, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name
 
@@ -41,7 +41,6 @@ from agl_fast.verl.supervision.run_errors import add_note, say_once
 from agl_fast.verl.supervision.run_scope import nothing_left_behind
 from agl_fast.verl.supervision.watch import watched
 
-SERVER_CHECK_SECONDS = 60.0
 POOL = "global_pool"
 
 
@@ -71,7 +70,6 @@ def run(
     config = config.copy()
     OmegaConf.resolve(config)
     check_config(config)
-    check_critic(config)
     if trains_trees(config):
         require_tree_config(config)
     check_device(config)
@@ -92,6 +90,7 @@ def run(
         )
         trainer.tree_is_refused = is_refused_as_tree(config)
         ends.callback(end_actors, trainer, daemons)
+        ends.callback(scope.note_segments)  # while they are mapped
         ends.enter_context(interruption_said(trainer, interrupts, config))
         deadlines = Deadlines.of(config)
         placements = Placements(deadlines.placement)
@@ -116,16 +115,6 @@ def is_refused_as_tree(config: Any) -> bool:
     except ValueError:
         return True
     return False
-
-
-def check_critic(config: Any) -> None:
-    """Raise ValueError where there cannot be a critic."""
-    if get_device_name() == "cpu" and need_critic(config):
-        raise ValueError(
-            f"critic.enable=True, algorithm.adv_estimator={config.algorithm.adv_estimator!r}: "
-            "expected no critic on a CPU (adv_estimator grpo, rloo, …), as verl 0.9.1 loads its "
-            "value model with flash attention, which needs a GPU"
-        )
 
 
 def trainer_arguments(config: Any, train_dataset: Any, val_dataset: Any) -> dict[str, Any]:
@@ -225,10 +214,7 @@ def require_loadable_weights(trainer: Any) -> None:
         return
     trainer.actor_rollout_wg.registration()
     servers = trainer.llm_server_manager.server_handles
-    ray.get(
-        [server.collective_rpc.remote("require_loadable_weights") for server in servers],
-        timeout=SERVER_CHECK_SECONDS,
-    )
+    ray.get([server.collective_rpc.remote("require_loadable_weights") for server in servers])
 
 
 @contextmanager

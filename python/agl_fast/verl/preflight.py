@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from agl_fast.training.step import check_config
 from agl_fast.tree.refusals import require_tree_config
-from agl_fast.verl.entrypoint import check_critic, trains_trees
+from agl_fast.verl.entrypoint import trains_trees
 from agl_fast.verl.ray_cluster import check_cpus
 
 
@@ -32,7 +32,6 @@ def check_before_the_run(config: Any, daemon_cls: type[Any] | None) -> None:
     OmegaConf.resolve(config)
     if config.actor_rollout_ref.model.external_lib is None:
         check_config(config)  # the module may register an estimator
-    check_critic(config)
     check_cpus(config)
     if trains_trees(config) and Path(config.actor_rollout_ref.model.path).is_dir():
         require_tree_config(config)

@@ -10,11 +10,19 @@ if TYPE_CHECKING:
     from agl_fast.verl.config.composition import (
         Composed,
         compose,
+        decide_with_model,
         default_model_path,
         differences,
     )
 
-__all__ = ["OWN_CONFIG", "Composed", "compose", "default_model_path", "differences"]
+__all__ = [
+    "OWN_CONFIG",
+    "Composed",
+    "compose",
+    "decide_with_model",
+    "default_model_path",
+    "differences",
+]
 
 OWN_CONFIG = Path(__file__).with_name("config.yaml")
 _COMPOSITION = "agl_fast.verl.config.composition"

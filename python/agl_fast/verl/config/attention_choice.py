@@ -11,7 +11,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -20,21 +20,33 @@ from verl.utils.model import update_model_config
 
 from agl_fast.tree.engine_name import ENGINE
 from agl_fast.tree.refusals import engine_refusals, fallback_attention, model_refusals
+from agl_fast.verl.config.batch_limits import longest_row
 from agl_fast.verl.gpu_cards import cards
+from agl_fast.verl.weight_files import model_folder
 
 IMPLEMENTATION = "override_config.attn_implementation"
 PACKAGE = "flash_attn"
 FLASH_CAPABILITY = (8, 0)
 ACTOR, CRITIC = "actor_rollout_ref.model", "critic.model"
+# Bytes for each pair of positions in a row, in bfloat16. sdpa: the mask, and what each layer makes
+# of it; eager: scores of each head, their float32 softmax and its copy.
+MASK_BYTES, BIAS_BYTES, SCORE_BYTES = 1, 2, 8
+MUCH_GIB = 1.0
 
 
-def choose_attention(config: DictConfig, user_keys: Collection[str], device: str) -> list[str]:
+def choose_attention(
+    config: DictConfig, user_keys: Collection[str], device: str, *, local_only: bool = True
+) -> list[str]:
     """Name the attention of actor and critic where the user has not and flash-attn is missing.
+
+    What is named already stays, so that a second call decides only what the first one left open.
 
     Args:
         config: changed in place; its `critic.enable` is decided.
         user_keys: dotted keys that the user has set.
         device: verl's name of the run's device.
+        local_only: leave it open where the model's configuration is not on this machine; else ask
+            the Hugging Face hub for it, and take the engine for trees where that does not answer.
 
     Returns:
         For each model one line: what was chosen, why, and how to get flash-attn.
@@ -52,11 +64,24 @@ def choose_attention(config: DictConfig, user_keys: Collection[str], device: str
             if chosen not in (None, ENGINE):
                 lines.append(f"{key}={ENGINE} in place of {chosen}: level 'tree' has no other")
         elif chosen == ENGINE:
-            if reasons := _refusals(config, group, device):
+            model = _model(config, group, local_only=local_only)
+            if reasons := _refusals(config, group, device, model):
                 raise ValueError(f"{key}={ENGINE!r}: expected 'sdpa', as {'; '.join(reasons)}")
         elif chosen is None and device == "cuda" and (fault := flash_attention_fault()):
-            lines.append(_without_flash_attention(config, user_keys, group, fault))
+            lines.append(_without_flash_attention(config, user_keys, group, fault, local_only))
     return lines
+
+
+def can_read_models(config: DictConfig, *, local_only: bool) -> bool:
+    """Whether the configuration of every model that the run trains can be had here.
+
+    Args:
+        local_only: ask this machine alone; else those that it lacks are fetched from the Hugging
+            Face hub, and are on this machine afterwards.
+    """
+    groups = (ACTOR, CRITIC) if config.critic.enable else (ACTOR,)
+    found = [_model(config, group, local_only=local_only) for group in groups]
+    return all(model is not None for model in found)
 
 
 def uses_engine(config: Any, group: str = ACTOR) -> bool:
@@ -99,7 +124,7 @@ def flash_attention_requirement() -> str:
 
 
 def _without_flash_attention(
-    config: DictConfig, user_keys: Collection[str], group: str, fault: str
+    config: DictConfig, user_keys: Collection[str], group: str, fault: str, local_only: bool
 ) -> str:
     engine = _engine_group(config, group)
     key = f"{group}.{IMPLEMENTATION}"
@@ -109,14 +134,18 @@ def _without_flash_attention(
             f"ulysses_sequence_parallel_size={n_ulysses} of {group}: expected 1, as {fault}; "
             f"Ulysses needs it ({_how_to_get_it()})"
         )
-    reasons = _refusals(config, group, "cuda")
+    model = _model(config, group, local_only=local_only)
+    if model is None and local_only:
+        path = OmegaConf.select(config, f"{group}.path")
+        return f"{key}: chosen when the run starts, as {fault} and {path} is not on this machine"
+    reasons = _refusals(config, group, "cuda", model)
     if not reasons:
         OmegaConf.update(config, key, ENGINE, force_add=True)
         return (
             f"{key}={ENGINE}: {fault}, so agl_fast's attention trains on rows without padding "
             f"(docs/tree_training.md), with the same log-probs; {_how_to_get_it()}"
         )
-    attention = fallback_attention(_model(config, group))
+    attention = fallback_attention(model)
     OmegaConf.update(config, key, attention, force_add=True)
     changes = [f"{key}={attention}"]
     if f"{group}.use_remove_padding" not in user_keys:
@@ -129,8 +158,64 @@ def _without_flash_attention(
     )
 
 
-def _refusals(config: DictConfig, group: str, device: str) -> list[str]:
-    model = _model(config, group)
+def attention_memory(config: DictConfig, device: str) -> list[str]:
+    """What torch's attention keeps for pairs of positions in a full micro-batch, where it is much.
+
+    Args:
+        config: its attention and its micro-batches are decided.
+        device: verl's name of the run's device.
+
+    Returns:
+        A line for each model that is on this machine and takes `MUCH_GIB` or more.
+    """
+    lines = []
+    for group in (ACTOR, CRITIC) if config.critic.enable else (ACTOR,):
+        attention = OmegaConf.select(config, f"{group}.{IMPLEMENTATION}")
+        if device != "cuda" or attention not in ("sdpa", "eager"):
+            continue
+        model = _model(config, group, local_only=True)
+        if model is not None:
+            lines += _much_memory(config, group, attention, model.get_text_config())
+    return lines
+
+
+def _much_memory(config: DictConfig, group: str, attention: str, model: Any) -> list[str]:
+    settings = OmegaConf.select(config, group)
+    rows, width = _full_micro_batch(config, group, model)
+    n_kept = 1 if settings.enable_gradient_checkpointing else model.num_hidden_layers
+    if attention == "eager":
+        what, of_pair = "scores", model.num_attention_heads * SCORE_BYTES * n_kept
+    else:
+        what, of_pair = "masks", MASK_BYTES + BIAS_BYTES * n_kept
+    gib = rows * width**2 * of_pair / 2**30
+    if gib < MUCH_GIB:
+        return []
+    shape = f"{rows} row{'s' if rows > 1 else ''} of {width} tokens"
+    return [
+        f"{group}.{IMPLEMENTATION}={attention}: attention {what} of a micro-batch of {shape} take "
+        f"{gib:.1f} GiB of a GPU. They grow with the square of a row's length: smaller limits of "
+        "rows or micro-batches take less"
+    ]
+
+
+def _full_micro_batch(config: DictConfig, group: str, model: Any) -> tuple[int, int]:
+    """Rows and tokens of each, where every row is as long as it may be.
+
+    Where padding is removed, torch's attention takes all tokens of a micro-batch for one row.
+    """
+    part = config.critic if group == CRITIC else config.actor_rollout_ref.actor
+    longest, _ = longest_row(config)
+    longest = min(longest, getattr(model, "max_position_embeddings", None) or longest)
+    if part.use_dynamic_bsz:
+        rows = max(1, part.ppo_max_token_len_per_gpu // longest)
+    else:
+        rows = part.ppo_micro_batch_size_per_gpu or 1
+    if OmegaConf.select(config, group).use_remove_padding:
+        return 1, rows * longest
+    return rows, longest
+
+
+def _refusals(config: DictConfig, group: str, device: str, model: Any) -> list[str]:
     model_group = OmegaConf.select(config, group)
     engines = _engine_group(config, group)
     options = {
@@ -160,17 +245,17 @@ def _engine_group(config: DictConfig, group: str) -> tuple[Any, Any]:
     return actor.fsdp_config, actor
 
 
-def _model(config: DictConfig, group: str) -> Any:
+def _model(config: DictConfig, group: str, *, local_only: bool) -> Any:
     """Its Hugging Face configuration; None where it cannot be had here."""
     settings = OmegaConf.to_container(OmegaConf.select(config, group), resolve=True)
     path = settings.get("hf_config_path") or settings.get("path")
     if path is None or "://" in path:
         return None
-    try:
-        model = AutoConfig.from_pretrained(
-            path, trust_remote_code=bool(settings.get("trust_remote_code"))
-        )
-    except (OSError, ValueError):
+    folder = model_folder(path)
+    model = None if folder is None else _loaded(str(folder), settings, local_only=True)
+    if model is None and not local_only:
+        model = _loaded(path, settings, local_only=False)
+    if model is None:
         return None  # named by check_model, or by verl once it loads the model
     overrides = {
         key: value
@@ -179,6 +264,17 @@ def _model(config: DictConfig, group: str) -> Any:
     }
     update_model_config(model, override_config_kwargs=overrides)
     return model
+
+
+def _loaded(path: str, settings: Mapping[str, Any], *, local_only: bool) -> Any:
+    try:
+        return AutoConfig.from_pretrained(
+            path,
+            trust_remote_code=bool(settings.get("trust_remote_code")),
+            local_files_only=local_only,
+        )
+    except (OSError, ValueError):
+        return None
 
 
 def _how_to_get_it() -> str:

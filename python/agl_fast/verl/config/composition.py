@@ -15,7 +15,11 @@ from omegaconf.errors import OmegaConfBaseException
 from verl.utils.config import validate_config
 
 from agl_fast.verl.config import OWN_CONFIG
-from agl_fast.verl.config.attention_choice import choose_attention
+from agl_fast.verl.config.attention_choice import (
+    attention_memory,
+    can_read_models,
+    choose_attention,
+)
 from agl_fast.verl.config.batch_limits import check_batches, fill_in_batches, fit_micro_batches
 from agl_fast.verl.config.checks import check_combinations
 from agl_fast.verl.config.choices import check_choices
@@ -43,10 +47,13 @@ class Composed:
     Attributes:
         config: interpolations are not resolved yet.
         lines: what the user should read: keys that moved, values that were filled in.
+        open_keys: the user's dotted keys, for `decide_with_model`, where a model is not on this
+            machine; None: nothing is left to decide.
     """
 
     config: DictConfig
     lines: list[str]
+    open_keys: frozenset[str] | None = None
 
 
 def compose(
@@ -97,7 +104,29 @@ def compose(
     lines += check_combinations(config)
     lines += tell_servers(config)
     _check_with_verl(config)
-    return Composed(config, lines)
+    open_keys = None if can_read_models(config, local_only=True) else frozenset(flat)
+    return Composed(config, lines, open_keys)
+
+
+def decide_with_model(config: DictConfig, user_keys: Collection[str]) -> list[str]:
+    """Decide what `compose` left open, as the model was not on this machine.
+
+    Its configuration is asked of the Hugging Face hub, which the run needs as well.
+
+    Args:
+        config: changed in place.
+        user_keys: `Composed.open_keys`.
+
+    Returns:
+        What the user should read.
+
+    Raises:
+        ValueError: the model does not fit the settings.
+    """
+    can_read_models(config, local_only=False)
+    lines = choose_attention(config, user_keys, config.trainer.device, local_only=False)
+    lines += fit_micro_batches(config, user_keys)
+    return lines + attention_memory(config, config.trainer.device)
 
 
 def differences(config: DictConfig) -> dict[str, Any]:
@@ -134,6 +163,7 @@ def _filled_in(flat: Mapping[str, Any], device: str) -> tuple[DictConfig, list[s
     lines += fill_in_batches(config, flat.keys())
     lines += choose_attention(config, flat.keys(), device)
     lines += fit_micro_batches(config, flat.keys())
+    lines += attention_memory(config, device)
     if device == "cpu":
         lines += fill_in(config, flat.keys(), _unused_parts(config))
         lines += fit_bucket(config, flat.keys())

@@ -39,6 +39,7 @@ class DeadlineKeys:
     cancel_seconds: float
     store_answer_seconds: float
     store_away_seconds: float
+    record_seconds: float
     leave_seconds: float
 
 

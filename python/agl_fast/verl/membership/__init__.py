@@ -10,7 +10,9 @@ from agl_fast.verl.membership.identity import (
     JoinRefused,
     RunIdentity,
     current_run,
+    knows_its_run,
     run_at,
+    store_answer_limit,
 )
 from agl_fast.verl.membership.strategy import bind_runners_to_runs, require_free_port
 
@@ -21,6 +23,8 @@ __all__ = [
     "RunIdentity",
     "bind_runners_to_runs",
     "current_run",
+    "knows_its_run",
     "require_free_port",
     "run_at",
+    "store_answer_limit",
 ]

@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 
+from agl_fast.verl.supervision.waits import Limit
+
 # Names the run that the runners of a program join; `python -m agl_fast join --run` sets it.
 JOIN_VARIABLE = "AGL_FAST_JOIN_RUN"
 # The key of the store's statistics under which a run gives its identity.
@@ -44,15 +46,18 @@ class RunIdentity:
         run_id: in the worker names of its runners.
         description: program, process, user and host of the driver.
         takes_joiners: whether runners may join without naming the run: it has none of its own.
+        store_answer_seconds: `agentlightning.deadlines.store_answer_seconds`; None: no limit.
     """
 
     run_id: str
     description: str
     takes_joiners: bool
+    store_answer_seconds: float | None = None
 
     @classmethod
-    def new(cls, *, takes_joiners: bool) -> RunIdentity:
-        return cls(secrets.token_hex(4), _describe_this_process(), takes_joiners)
+    def new(cls, *, takes_joiners: bool, store_answer_seconds: float | None = None) -> RunIdentity:
+        this_process = _describe_this_process()
+        return cls(secrets.token_hex(4), this_process, takes_joiners, store_answer_seconds)
 
     def __str__(self) -> str:
         return f"run {self.run_id} ({self.description})"
@@ -86,16 +91,30 @@ def _process_name() -> str:
 
 
 _current: RunIdentity | None = None
+_is_known = False
 
 
 def current_run() -> RunIdentity | None:
-    """The run that this process drives or works for."""
+    """The run that this process drives or works for; None: one of another program, or none yet."""
     return _current
 
 
+def knows_its_run() -> bool:
+    """Whether this process has learned which run it drives or works for."""
+    return _is_known
+
+
 def set_current_run(run: RunIdentity | None) -> None:
-    global _current
-    _current = run
+    global _current, _is_known
+    _current, _is_known = run, True
+
+
+def store_answer_limit() -> Limit | None:
+    """How long this process may wait for an answer of its run's store; None: no limit of ours."""
+    run = current_run()
+    if run is None or run.store_answer_seconds is None:
+        return None
+    return Limit(run.store_answer_seconds, "agentlightning.deadlines.store_answer_seconds")
 
 
 def run_at(url: str) -> RunIdentity | None:

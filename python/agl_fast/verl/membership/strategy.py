@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
+import multiprocessing
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +30,7 @@ from agl_fast.verl.membership.identity import (
     with_worker_names,
 )
 from agl_fast.verl.membership.parent import end_with_parent
+from agl_fast.verl.store_sessions import close_sessions_of_heartbeats
 
 # Agent-lightning logs the traceback of one error in each of these before it raises it.
 _REPEATED = {
@@ -36,6 +40,7 @@ _REPEATED = {
         "Unhandled exception in execute method",
     ),
 }
+_LOOK_SECONDS = 0.05
 PORT_OF_TRAINER = (
     "agentlightning.Trainer(port=…), the environment variable AGL_SERVER_PORT, or the command's "
     "key agentlightning.store_port"
@@ -76,10 +81,17 @@ def _execute_of_one_run(execute: Any, is_ours: Callable[[Any], bool]) -> Any:
             return
         if self.managed_store:
             require_free_port(self.server_host, self.server_port, PORT_OF_TRAINER)
-        run = RunIdentity.new(takes_joiners=self.role == "algorithm")
-        watched = _Interruptible(algorithm)
-        with _current(run), _guarded(store, run), _errors_logged_once():
-            execute(self, watched, runner, store)
+        deadlines = made_by.config.agentlightning.deadlines
+        run = RunIdentity.new(
+            takes_joiners=self.role == "algorithm",
+            store_answer_seconds=float(deadlines.store_answer_seconds),
+        )
+        watched, patience = _Watched(algorithm, self), self.graceful_timeout
+        try:
+            with _current(run), _guarded(store, run), _errors_logged_once():
+                execute(self, watched, runner, store)
+        finally:
+            self.graceful_timeout = patience
         if watched.interrupted:
             sys.exit(130)  # Agent-lightning returns as if the run were done
 
@@ -110,6 +122,7 @@ def _execute_member(execute_runner: Any) -> Any:
 
         async def of_run(store: Any, worker_id: int, stop_evt: Any) -> None:
             with_worker_names(store, run)
+            close_sessions_of_heartbeats(store)
             await runner(store, worker_id, stop_evt)
 
         await execute_runner(self, of_run, worker_id, store, stop_evt)
@@ -151,19 +164,40 @@ def _url(host: str, port: int) -> str:
     return f"http://{url_host(host)}:{port}"
 
 
-class _Interruptible:
-    """An algorithm bundle that remembers a KeyboardInterrupt."""
+class _Watched:
+    """An algorithm bundle that remembers a KeyboardInterrupt, and that sees its runners off.
 
-    def __init__(self, algorithm: Any) -> None:
+    Agent-lightning stops the store before it tells the runners to end: for each of them a success
+    could end in tracebacks about the store that has gone.
+
+    Attributes:
+        interrupted: whether Ctrl-C or SIGTERM ended it.
+    """
+
+    def __init__(self, algorithm: Any, strategy: Any) -> None:
         self.interrupted = False
         self._algorithm = algorithm
+        self._strategy = strategy
 
     async def __call__(self, store: Any, stop_evt: Any) -> None:
         try:
             await self._algorithm(store, stop_evt)
+            stop_evt.set()
+            await self._runners_have_left()
         except KeyboardInterrupt:
             self.interrupted = True
             raise
+
+    async def _runners_have_left(self) -> None:
+        end = time.monotonic() + self._strategy.graceful_timeout
+        while time.monotonic() < end and any(map(_is_runner, multiprocessing.active_children())):
+            await asyncio.sleep(_LOOK_SECONDS)
+        # Agent-lightning waits for so long again, and then interrupts them.
+        self._strategy.graceful_timeout = max(0.0, end - time.monotonic())
+
+
+def _is_runner(process: Any) -> bool:
+    return bool(process.name.startswith("runner-"))
 
 
 @contextmanager

@@ -41,6 +41,7 @@ class Deadlines:
     cancel: Limit
     store_answer: Limit
     store_away: Limit
+    record: Limit
     leave: Limit
 
     @classmethod

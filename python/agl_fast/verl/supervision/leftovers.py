@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import time
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import psutil
 
 RUN_VARIABLE = "AGL_FAST_RUN"
 SHARED_MEMORY = Path("/dev/shm")
-_MAPPED_SECONDS = 0.5  # from making a segment to mapping it, on a busy machine
 # Python's SharedMemory (vLLM's message queues) and semaphores, verl's weight buckets.
 SEGMENT = re.compile(r"(psm_|sem\.mp-|verl_weights_)\w+")
 
@@ -60,33 +59,36 @@ def shared_memory_segments() -> set[str]:
     }
 
 
-def unlink_abandoned_segments(before: set[str]) -> list[str]:
-    """Unlink segments that are new since `before` and that no process maps; return what stays.
+def segments_of_run(run_id: str) -> set[str]:
+    """Names of the segments that the run's living processes map."""
+    pids = [process.pid for process in processes_of_run(run_id)]
+    return mapped_segments(pids) & shared_memory_segments()
 
-    A segment that somebody maps belongs to another run: ours have ended by now. One that another
-    run makes at this moment is mapped a moment later.
+
+def unlink_segments(names: Collection[str]) -> list[str]:
+    """Unlink those that no process maps any more; return what stays although it should not.
+
+    A segment that somebody still maps has gone over to a program that lives on.
     """
-    abandoned = shared_memory_segments() - before - mapped_segments()
-    if abandoned:
-        time.sleep(_MAPPED_SECONDS)
-        abandoned -= mapped_segments()
+    abandoned = shared_memory_segments().intersection(names) - mapped_segments()
     for name in abandoned:
         (SHARED_MEMORY / name).unlink(missing_ok=True)
     return sorted(abandoned & shared_memory_segments())
 
 
-def mapped_segments() -> set[str]:
-    """Names of all segments that living processes map.
+def mapped_segments(pids: Iterable[int] | None = None) -> set[str]:
+    """Names of the segments that processes map; None: all living ones.
 
     Found by inode: a semaphore is mapped before it gets its name.
     """
+    if not SHARED_MEMORY.is_dir():
+        return set()
+    all_maps = Path("/proc").glob("[0-9]*/maps")
     inodes = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
+    for maps in all_maps if pids is None else (Path(f"/proc/{pid}/maps") for pid in pids):
         try:
             text = maps.read_text()
         except OSError:
             continue  # ended meanwhile, or another user's
         inodes.update(re.findall(rf"(\d+) +{SHARED_MEMORY}/", text))
-    if not SHARED_MEMORY.is_dir():
-        return set()
     return {entry.name for entry in os.scandir(SHARED_MEMORY) if str(entry.inode()) in inodes}

@@ -1,6 +1,7 @@
 """Clean up after a run whose driver was killed: `python -m agl_fast.verl.supervision.reaper PID`.
 
 The driver starts it with the run's scope on standard input, and kills it when the run has ended.
+Meanwhile it notes which shared memory the run's processes map: most of it has no owner afterwards.
 When the driver dies first, Ray's processes of the run, their shared memory and the temporary folder
 are removed here.
 """
@@ -16,6 +17,8 @@ from agl_fast.verl.supervision.run_scope import RunScope
 
 _CHECK_SECONDS = 0.5
 _GRACE_SECONDS = 5.0
+# Between two looks at what is mapped: at least so long, and so many times what a look takes.
+_NOTE_SECONDS, _NOTE_PAUSES = 5.0, 100
 
 
 def main(driver: int) -> int:
@@ -25,9 +28,15 @@ def main(driver: int) -> int:
     text = sys.stdin.read()
     if not text:
         return 0  # the driver died before it started anything
+    scope, next_note = RunScope.from_json(text), 0.0
     while os.getppid() == driver:
         time.sleep(_CHECK_SECONDS)
-    left, logs = RunScope.from_json(text).clean_up(grace_seconds=_GRACE_SECONDS, failed=True)
+        begin = time.monotonic()
+        if begin >= next_note:
+            scope.note_segments()
+            end = time.monotonic()
+            next_note = end + max(_NOTE_SECONDS, _NOTE_PAUSES * (end - begin))
+    left, logs = scope.clean_up(grace_seconds=_GRACE_SECONDS, failed=True)
     said = f"agl_fast: process {driver}, the driver of a run, was killed; what it left is removed"
     if logs is not None:
         said += f". Ray's logs are kept in {logs}"

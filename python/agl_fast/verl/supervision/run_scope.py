@@ -17,16 +17,24 @@ from uuid import uuid4
 from agl_fast.verl.supervision.kept_logs import keep_logs
 from agl_fast.verl.supervision.leftovers import (
     RUN_VARIABLE,
+    segments_of_run,
     shared_memory_segments,
     stop_processes_of_run,
-    unlink_abandoned_segments,
+    unlink_segments,
 )
 from agl_fast.verl.supervision.run_errors import add_note
+
+_SEGMENTS = "agl_fast-segments"
 
 
 @dataclass(frozen=True, slots=True)
 class RunScope:
-    """
+    """What tells a run's processes, files and shared memory from those of others.
+
+    Neither the name nor the age of a segment says whose it is, and one that nobody maps may be on
+    its way from one process of a program to the next. The run's are those that its own processes
+    have been seen to map: `note_segments` writes them down while they live.
+
     Attributes:
         run_id: the value of `RUN_VARIABLE` in the run's processes.
         folder: a temporary folder with a short path, as Ray's sockets need it.
@@ -64,6 +72,28 @@ class RunScope:
         run_id, folder, segments_before = json.loads(text)
         return cls(run_id, Path(folder), segments_before)
 
+    def note_segments(self) -> None:
+        """Write down which segments the run's processes map now.
+
+        Driver and reaper both do, in one file; nothing is written once the folder is removed.
+        """
+        names = segments_of_run(self.run_id) - set(self.segments_before) - self._noted()
+        try:
+            # Appended in one piece, whoever else writes now.
+            file = os.open(self.folder / _SEGMENTS, os.O_WRONLY | os.O_APPEND)
+        except FileNotFoundError:
+            return
+        try:
+            os.write(file, "".join(f"{name}\n" for name in sorted(names)).encode())
+        finally:
+            os.close(file)
+
+    def _noted(self) -> set[str]:
+        try:
+            return set((self.folder / _SEGMENTS).read_text().split())
+        except FileNotFoundError:
+            return set()
+
     def clean_up(
         self, *, grace_seconds: float = 10.0, failed: bool
     ) -> tuple[list[str], Path | None]:
@@ -76,8 +106,9 @@ class RunScope:
         Returns:
             What could not be removed; and where the logs are, if any were kept.
         """
+        self.note_segments()
         left = stop_processes_of_run(self.run_id, grace_seconds=grace_seconds)
-        left += unlink_abandoned_segments(set(self.segments_before))
+        left += unlink_segments(self._noted())
         logs = keep_logs(self.folder, self.run_id) if failed else None
         shutil.rmtree(self.folder, ignore_errors=True)
         return left, logs
@@ -95,6 +126,7 @@ def nothing_left_behind() -> Iterator[RunScope]:
     scope = RunScope(
         uuid4().hex, Path(tempfile.mkdtemp(prefix="agl-")), sorted(shared_memory_segments())
     )
+    (scope.folder / _SEGMENTS).touch()
     reaper = _started_reaper(scope)
     failure: Exception | None = None
     try:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import httpx
 import ray
 
+from agl_fast.verl.supervision.deadlines import default_deadlines
 from agl_fast.verl.supervision.waits import Limit, deadline
 
 CHECK_SECONDS = 2.0
@@ -104,11 +105,14 @@ class ServersAlive:
     Args:
         addresses: `host:port` of each server.
         handles: their Ray actors.
-        silent: how long one may go without an answer. On a busy machine it may be slow.
+        silent: how long one may go without an answer. On a busy machine it may be slow. None: the
+            default of the configuration.
     """
 
-    def __init__(self, addresses: Sequence[str], handles: Sequence[Any], silent: Limit) -> None:
-        self._silent = silent
+    def __init__(
+        self, addresses: Sequence[str], handles: Sequence[Any], silent: Limit | None = None
+    ) -> None:
+        self._silent = silent or default_deadlines().server_silent
         self._servers = list(zip(addresses, handles, strict=True))
         self._answered_at: dict[str, float] = {}
         self._failures: Counter[str] = Counter()
