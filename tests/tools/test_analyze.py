@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 import agl_fast
 from agl_fast.__main__ import main
 from agl_fast.recording import RecordingWriter
+from agl_fast.rows.levels import LEVELS
+from agl_fast.rows.options import Limits, limits_of
 from agl_fast.tools.analyze import Analysis, Traces, analyze, as_json, as_text, read_traces
 from agl_fast.tools.analyze.advice import advice, best_level
 from agl_fast.tools.analyze.layouts import Layout, lay_out
-from agl_fast.tools.analyze.limits import LEVELS, Limits, limits_of
 from support.plain_rollouts import PlainRollout, rollout, to_native
 from support.simulated_agents import Tokenizer, several_rollouts
 from support.token_traces import DATA, TRACES

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from agl_fast.reference.calls import (
     RecordedIds,
@@ -16,7 +15,6 @@ from agl_fast.reference.chains import chain_per_call, merge_into_chains
 from agl_fast.reference.rewards import credits_of_calls, final_reward, rewards_of_calls
 from agl_fast.reference.rows import (
     CutChain,
-    Limits,
     Row,
     count,
     cut,
@@ -25,6 +23,7 @@ from agl_fast.reference.rows import (
 )
 from agl_fast.reference.tree import tree_rows
 from agl_fast.rows.accounting import Accounting, Mismatch, RolloutEntry
+from agl_fast.rows.options import RowOptions
 
 
 @dataclass(frozen=True)
@@ -34,34 +33,25 @@ class LaidOutRollout:
     mismatches: list[Mismatch]
 
 
-def lay_out_rollout(
-    rollout: RolloutLike,
-    *,
-    level: str,
-    limits: Limits,
-    truncated_rollouts: str,
-    tree_max_tokens: int,
-    reward_fillna_value: float,
-    tokenizer: Any,
-) -> LaidOutRollout:
+def lay_out_rollout(rollout: RolloutLike, options: RowOptions) -> LaidOutRollout:
     accounting = Accounting()
     turns = _turns_to_lay_out(rollout, accounting)
-    reward, has_reward = final_reward(rollout, reward_fillna_value)
+    reward, has_reward = final_reward(rollout, options.reward_fillna_value)
     of_calls = rewards_of_calls(rollout)
     truncated = False
     mismatches: list[Mismatch] = []
-    if level == "tree":
-        rows = tree_rows(rollout, turns, tree_max_tokens, reward, accounting)
+    if options.rules.is_tree:
+        rows = tree_rows(rollout, turns, options.tree_max_tokens, reward, accounting)
     else:
-        if level == "transition":
-            chains = chain_per_call(turns)
+        if options.rules.merges_calls:
+            chains, mismatches = merge_into_chains(rollout.rollout_id, turns, options.tokenizer)
         else:
-            chains, mismatches = merge_into_chains(rollout.rollout_id, turns, tokenizer)
-        cut_chains = [cut(chain, limits) for chain in chains]
+            chains = chain_per_call(turns)
+        cut_chains = [cut(chain, options) for chain in chains]
         truncated = is_truncated(cut_chains)
-        if truncated and truncated_rollouts == "zero_reward":
+        if truncated and options.zeroes_truncated:
             reward, of_calls = 0.0, None
-        mask_rollout = truncated and truncated_rollouts == "mask"
+        mask_rollout = truncated and options.masks_truncated
         rows = _chain_rows(rollout, cut_chains, mask_rollout, reward, accounting)
 
     entry = RolloutEntry(

@@ -6,16 +6,7 @@ from dataclasses import dataclass
 
 from agl_fast.reference.chains import CONTEXT, Chain
 from agl_fast.rows.accounting import Accounting
-
-
-@dataclass(frozen=True)
-class Limits:
-    """``max_total_length=None`` sets no limit on prompt and response together."""
-
-    max_prompt_length: int
-    max_response_length: int
-    max_total_length: int | None
-    overlong_prompt: str  # "spill" or "drop"
+from agl_fast.rows.options import RowOptions
 
 
 @dataclass
@@ -63,19 +54,19 @@ class CutChain:
     n_kept: int  # of them inside the limits
 
 
-def cut(chain: Chain, limits: Limits) -> CutChain:
-    prompt = chain.prompt[: limits.max_prompt_length]
-    overflow = chain.prompt[limits.max_prompt_length :]
-    is_overlong = bool(overflow) and limits.overlong_prompt == "drop"
+def cut(chain: Chain, options: RowOptions) -> CutChain:
+    prompt = chain.prompt[: options.max_prompt_length]
+    overflow = chain.prompt[options.max_prompt_length :]
+    is_overlong = bool(overflow) and options.drops_overlong
     spilled = [] if is_overlong else overflow
 
     response = spilled + chain.response
     sampled_by = [CONTEXT] * len(spilled) + chain.sampled_by
     log_probs = [None] * len(spilled) + chain.log_probs
 
-    end = limits.max_response_length
-    if limits.max_total_length is not None:
-        end = min(end, max(limits.max_total_length - len(prompt), 0))
+    end = options.max_response_length
+    if options.max_total_length is not None:
+        end = min(end, max(options.max_total_length - len(prompt), 0))
     end = min(end, len(response))
     while end > 0 and sampled_by[end - 1] == CONTEXT:
         end -= 1
@@ -93,7 +84,7 @@ def cut(chain: Chain, limits: Limits) -> CutChain:
 
 
 def is_truncated(chains: list[CutChain]) -> bool:
-    """Whether the rollout of these chains lost a sampled token to the response limits."""
+    """Whether the rollout of these chains lost a sampled token to the response options."""
     return any(chain.n_kept < chain.n_sampled and not chain.is_overlong for chain in chains)
 
 

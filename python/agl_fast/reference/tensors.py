@@ -70,13 +70,13 @@ def jagged_tensors(rows: list[Row], *, call_index: bool) -> dict[str, Any]:
     return tensors
 
 
-def columns(rows: list[Row], *, level: str) -> dict[str, list[Any]]:
+def columns(rows: list[Row], *, row_is_call: bool) -> dict[str, list[Any]]:
     """One list of B per column."""
     first_calls = [row.first_call for row in rows]
     return {
         "data_id_list": [row.data_id for row in rows],
         "rollout_id_list": [row.rollout_id for row in rows],
-        **({"turn_index_list": first_calls} if level == "transition" else {}),
+        **({"turn_index_list": first_calls} if row_is_call else {}),
         "first_call_index_list": first_calls,
         "has_rollout_log_probs": [row.has_log_probs for row in rows],
     }

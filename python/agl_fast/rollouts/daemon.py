@@ -78,8 +78,8 @@ class AgentModeDaemon:
             whose response id is in its triplets; the others are counted as excluded.
         processor: refused where it needs M-RoPE position ids.
         mini_batch_size, image_base_dir: kept as attributes.
-        trace_aggregator: ``level``, ``overlong_prompt``, ``truncated_rollouts``, ``trim``,
-            ``debug``, ``trajectory_max_total_length``, … of ``agl_fast/verl/config/config.yaml``.
+        trace_aggregator: keys of ``agentlightning.trace_aggregator``
+            (``agl_fast/verl/config/config.yaml``).
         rollout_deadline_seconds: a rollout that runs longer is cancelled in the store, and has
             failed. None: ``llm_timeout_seconds``.
         runner_silent_seconds: the store gives up the attempt of a runner that gave no sign of life

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,19 +18,17 @@ from agl_fast.rollouts.finished import FailedRollouts, Outcome
 from agl_fast.rollouts.mismatch_log import MismatchLog
 from agl_fast.rows.fitting_limits import fitting_limits
 from agl_fast.rows.mismatch_causes import causes_of
-from agl_fast.rows.row_options import Options
+from agl_fast.rows.options import NO_LIMIT, RowOptions
 from agl_fast.rows.token_summary import FITTING, MISMATCH_CAUSES
 from agl_fast.training.credit import CreditAssignment, NamedHook
 
 logger = logging.getLogger(__name__)
 
-# Keys of trace_aggregator that batches are built with, under the same name.
-_SHARED_KEYS = ("level", "overlong_prompt", "truncated_rollouts", "trim")
-_NO_LIMIT = 2**30
 # Mismatches whose texts are decoded, to name their cause.
 _DECODED_A_STEP = 64
 _OF_LIMITS = ("overlong_prompt", "overlong_call", "truncated_rollout")
-_DEFAULTS = {"level": "transition", "truncated_rollouts": "train", "trim": True}
+# Until the step's widths are known.
+_WIDTHS = {"max_prompt_length": 1, "max_response_length": 1}
 
 
 class TrainingRows:
@@ -54,30 +53,31 @@ class TrainingRows:
         policy: SamplingPolicy | None = None,
         **options: Any,
     ) -> None:
-        settings = {**_DEFAULTS, **trace_aggregator}
-        self._options = {**{key: settings.get(key) for key in _SHARED_KEYS}, **options}
-        self._options["call_index"] = True  # losses average over calls
-        if self._options["level"] == "trajectory":
-            self._options["max_total_length"] = settings.get("trajectory_max_total_length")
-            # Only with it can retokenised text be told from rewritten history; it costs time.
-            self._options["tokenizer"] = tokenizer if settings.get("debug") else None
-        if self._options["level"] == "tree" and "tree_max_tokens" in settings:
-            self._options["tree_max_tokens"] = settings["tree_max_tokens"]
+        # A wrong setting is an error now, not after the first rollouts.
+        row_options = RowOptions.from_config(
+            {"agentlightning": {"trace_aggregator": trace_aggregator}}, **_WIDTHS, **options
+        )
+        debug = trace_aggregator.get("debug")
+        # Only with it can retokenised text be told from rewritten history; it costs time.
+        decodes = debug and row_options.rules.merges_calls
+        self._options = replace(
+            row_options,
+            call_index=True,  # losses average over calls
+            tokenizer=tokenizer if decodes else None,
+        )
         self._tokenizer = tokenizer
         self._mismatch_log: MismatchLog | None = None
-        if settings.get("debug") and settings.get("mismatch_log_dir"):
-            self._mismatch_log = MismatchLog(settings["mismatch_log_dir"], tokenizer)
+        if debug and trace_aggregator.get("mismatch_log_dir"):
+            self._mismatch_log = MismatchLog(trace_aggregator["mismatch_log_dir"], tokenizer)
         self._failed_rollouts = failed_rollouts
         self._credit = credit
         self._policy = policy
         self._kept: list[agl_fast.Rollout] = []
         self._ids: set[str] = set()  # where a hook gives them
         self._builder: agl_fast.BatchBuilder | None = None
-        self._limits: dict[str, Any] = {}
+        self._built_for: Any = None  # limits and device of the builder
         self._said_savings = False
         self.counts: Counter[str] = Counter()
-        # A wrong setting is an error now, not after the first rollouts.
-        self._new_builder(max_prompt_length=1, max_response_length=1)
 
     def add(self, outcome: Outcome) -> None:
         """Take a rollout, or count it as skipped.
@@ -138,15 +138,14 @@ class TrainingRows:
         limits = {
             "max_prompt_length": max_prompt_length,
             "max_response_length": max_response_length,
-            "device": device,
         }
         if not self._kept:
             raise agl_fast.EmptyBatchError(
                 "no rollout to train on", agl_fast.Accounting(), {"training/n_rollouts": 0}
             )
-        if self._builder is None or limits != self._limits or not len(self._builder):
-            self._limits = limits
-            self._builder = self._new_builder(**limits)
+        if self._builder is None or (limits, device) != self._built_for or not len(self._builder):
+            self._built_for = (limits, device)
+            self._builder = agl_fast.BatchBuilder(device=device, **self._options.keywords(**limits))
             self._builder.add_many(self._kept)
         batch = self._builder.finish()
         bent = bent_calls(self._kept, batch.columns["rollout_id_list"], self._policy)
@@ -159,7 +158,7 @@ class TrainingRows:
             batch.metrics.update({f"{MISMATCH_CAUSES}{cause}": n for cause, n in causes.items()})
         if self._mismatch_log is not None:
             self._log_mismatches(self._mismatch_log, batch, step)
-        if self._options["level"] == "transition" and not self._said_savings:
+        if self._options.rules.row_is_call and not self._said_savings:
             self._said_savings = True
             if not _took_tokens(batch.accounting):  # else both would lose other tokens
                 self._say_savings(batch)
@@ -175,8 +174,7 @@ class TrainingRows:
 
     def _fitting_limits(self, max_prompt_length: int) -> dict[str, float]:
         """As metrics: what would have cut nothing."""
-        options = Options(**self._options, max_prompt_length=1, max_response_length=1)
-        if options.level == "tree":
+        if self._options.rules.is_tree:
             longest = max(
                 len(call.prompt_ids) + len(call.response_ids)
                 for rollout in self._kept
@@ -185,28 +183,25 @@ class TrainingRows:
             return {f"{FITTING}tree_max_tokens": longest}
         fitting = fitting_limits(
             self._kept,
-            level=options.level,
-            spill_from=None if options.drops_overlong else max_prompt_length,
+            level=self._options.level,
+            spill_from=None if self._options.drops_overlong else max_prompt_length,
         )
         limits = {
             "max_prompt_length": fitting.max_prompt_length,
             "max_response_length": fitting.max_response_length,
         }
-        if options.max_total_length is not None:
+        if self._options.max_total_length is not None:
             limits["max_total_length"] = fitting.max_total_length
         return {f"{FITTING}{name}": value for name, value in limits.items()}
-
-    def _new_builder(self, **limits: Any) -> agl_fast.BatchBuilder:
-        return agl_fast.BatchBuilder(**self._options, **limits)
 
     def _say_savings(self, batch: agl_fast.Batch) -> None:
         merged = agl_fast.build_batch(
             self._kept,
             level="trajectory",
             layout="jagged",
-            max_prompt_length=_NO_LIMIT,
-            max_response_length=_NO_LIMIT,
-            pad_token_id=self._options["pad_token_id"],
+            max_prompt_length=NO_LIMIT,
+            max_response_length=NO_LIMIT,
+            pad_token_id=self._options.pad_token_id,
         )
         now = int(batch.tensors["attention_mask"].sum())
         then = merged.tensors["input_ids"].values().numel()

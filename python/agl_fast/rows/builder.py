@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -20,23 +20,17 @@ from agl_fast.rows.accounting import EmptyBatchError, RolloutEntry
 from agl_fast.rows.batch import Batch
 from agl_fast.rows.call_rewards import read_credit, read_reward
 from agl_fast.rows.calls import Call, LogProbs, Rollout, TokenIds
+from agl_fast.rows.options import RowKeywords, RowOptions, lists_row_options
 from agl_fast.rows.pending import Pending
 from agl_fast.rows.planner_counts import Counts, collect_mismatches
 from agl_fast.rows.row_metrics import training_metrics
-from agl_fast.rows.row_options import (
-    TREE_MAX_TOKENS,
-    Layout,
-    Level,
-    Options,
-    OverlongPrompt,
-    TruncatedRollouts,
-)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 logger = logging.getLogger(__name__)
 
 _NO_BASE = -1
-_TRUNCATED_ROLLOUTS = {"train": 0, "mask": 1, "zero_reward": 2}
-
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,7 +57,8 @@ class BatchBuilder:
     before; arrays cost nothing for it where prompts and responses are views of one base array.
 
     Args:
-        level, max_prompt_length, …, device: as for ``build_batch``.
+        options: fields of `RowOptions`.
+        device: where the tensors live; None means the CPU.
         reuse_buffers: keep the output memory from batch to batch. The tensors of the batch before
             become invalid as soon as ``finish`` is called again. It spares the first touch of
             fresh memory, which costs more than writing the batch.
@@ -72,43 +67,18 @@ class BatchBuilder:
         TypeError, ValueError: an option has the wrong type or value; the message names it.
     """
 
+    @lists_row_options(RowKeywords)
     def __init__(
         self,
         *,
-        level: Level = "trajectory",
-        max_prompt_length: int,
-        max_response_length: int,
-        max_total_length: int | None = None,
-        pad_token_id: int,
-        overlong_prompt: OverlongPrompt | None = None,
-        truncated_rollouts: TruncatedRollouts = "train",
-        tree_max_tokens: int = TREE_MAX_TOKENS,
-        reward_fillna_value: float = 0.0,
-        trim: bool = False,
-        layout: Layout = "padded",
-        call_index: bool = False,
-        tokenizer: Any = None,
         device: torch.device | str | None = None,
         reuse_buffers: bool = False,
+        **options: Unpack[RowKeywords],
     ) -> None:
-        self._options = Options(
-            level=level,
-            max_prompt_length=max_prompt_length,
-            max_response_length=max_response_length,
-            max_total_length=max_total_length,
-            pad_token_id=pad_token_id,
-            overlong_prompt=overlong_prompt,
-            truncated_rollouts=truncated_rollouts,
-            tree_max_tokens=tree_max_tokens,
-            reward_fillna_value=reward_fillna_value,
-            trim=trim,
-            layout=layout,
-            call_index=call_index,
-            tokenizer=tokenizer,
-        )
+        self._options = RowOptions(**options)
         target = torch.device("cpu" if device is None else device)
         self._buffers = Buffers(target, reuse=reuse_buffers)
-        self._planner = _core.Planner(trajectory=level == "trajectory", tree=level == "tree")
+        self._planner = _core.Planner(self._options)
         self._pending: dict[str, Pending] = {}
         self._lock = threading.RLock()
 
@@ -257,17 +227,18 @@ class BatchBuilder:
             raise ValueError("no rollouts: add at least one before the batch is built")
         options = self._options
         pending = list(self._pending.values())
-        rows = self._rows(np.array([self._filled(each.reward) for each in pending], np.float32))
+        fill = options.reward_fillna_value
+        rewards = [fill if each.reward is None else each.reward for each in pending]
+        rows = self._planner.rows(np.array(rewards, np.float32))
         counts = Counts(rows.counts)
         accounting = counts.total()
-        zeroes = options.truncated_rollouts == "zero_reward"
         entries = [
             each.entry(
-                options.reward_fillna_value,
+                fill,
                 n_rows,
                 counts.of_rollout(index),
                 truncated=truncated,
-                zeroed=zeroes and truncated,
+                zeroed=options.zeroes_truncated and truncated,
             )
             for index, (each, n_rows, truncated) in enumerate(
                 zip(
@@ -286,7 +257,7 @@ class BatchBuilder:
             self._planner.response_lengths(),
             counts.column("chains"),
             int(counts.column("cut_chains").sum()),
-            mismatches if options.level == "trajectory" else None,
+            mismatches if options.rules.merges_calls else None,
             [reason for each in pending for reason in each.finish_reasons],
         )
         if len(rows) == 0:
@@ -306,25 +277,9 @@ class BatchBuilder:
         self._clear()
         return batch
 
-    def _rows(self, rewards: NDArray[np.float32]) -> _core.Rows:
-        options = self._options
-        if options.level == "tree":
-            return self._planner.tree_rows(rewards, max_tokens=options.tree_max_tokens)
-        return self._planner.rows(
-            rewards,
-            max_prompt_length=options.max_prompt_length,
-            max_response_length=options.max_response_length,
-            max_total_length=options.max_total_length or 0,
-            drop_overlong=options.drops_overlong,
-            truncated_rollouts=_TRUNCATED_ROLLOUTS[options.truncated_rollouts],
-        )
-
     def _clear(self) -> None:
         self._planner.clear()
         self._pending.clear()
-
-    def _filled(self, reward: float | None) -> float:
-        return self._options.reward_fillna_value if reward is None else reward
 
     def _warn_of_missing_rewards(self, entries: list[RolloutEntry]) -> None:
         missing = [entry.rollout_id for entry in entries if not entry.has_reward]
@@ -345,7 +300,7 @@ class BatchBuilder:
             widths = (options.max_prompt_length, options.max_response_length)
             tensors = row_ops.padded(
                 rows,
-                *(rows.longest if options.trim or options.level == "tree" else widths),
+                *(rows.longest if options.trims else widths),
                 options.pad_token_id,
                 call_index=options.call_index,
                 buffers=self._buffers,
@@ -363,7 +318,7 @@ class BatchBuilder:
             "first_call_index_list": first_call,
             "has_rollout_log_probs": rows.has_log_probs.astype(bool),
         }
-        if self._options.level == "transition":
+        if self._options.rules.row_is_call:
             columns["turn_index_list"] = first_call.copy()
         return columns
 

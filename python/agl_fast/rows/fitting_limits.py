@@ -10,9 +10,8 @@ import torch
 
 from agl_fast.rows.build import build_batch
 from agl_fast.rows.calls import Rollout
-from agl_fast.rows.row_options import Level
-
-_NO_LIMIT = 2**30
+from agl_fast.rows.levels import LevelName
+from agl_fast.rows.options import NO_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class FittingLimits:
 
 
 def fitting_limits(
-    rollouts: Iterable[Rollout], *, level: Level, spill_from: int | None = None
+    rollouts: Iterable[Rollout], *, level: LevelName, spill_from: int | None = None
 ) -> FittingLimits:
     """Lay the rollouts out without limits.
 
@@ -44,8 +43,8 @@ def fitting_limits(
     batch = build_batch(
         rollouts,
         level=level,
-        max_prompt_length=spill_from or _NO_LIMIT,
-        max_response_length=_NO_LIMIT,
+        max_prompt_length=spill_from or NO_LIMIT,
+        max_response_length=NO_LIMIT,
         pad_token_id=0,
         layout="jagged",
         overlong_prompt="drop" if spill_from is None else "spill",

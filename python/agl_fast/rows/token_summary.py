@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from agl_fast.rows.accounting import DROP_REASONS, MISMATCH_KINDS
+from agl_fast.rows.levels import Level
 from agl_fast.rows.mismatch_causes import causes_in_words
 
 # More than this share of the sampled tokens lost to limits is worth a warning.
@@ -66,7 +67,7 @@ class TokenSummary:
         tree_is_refused: bool = False,
     ) -> None:
         self._tree_is_refused = tree_is_refused
-        self._level = level
+        self._level = Level.of(level)
         self._limit_names = dict(limit_names or {})
         self._sums: Counter[str] = Counter()
         self._fitting: dict[str, int] = {}
@@ -155,14 +156,14 @@ class TokenSummary:
             yield f"Beyond these, servers sampled {_counted(total, 'token')} for no row: {told}."
 
     def _mismatches(self) -> Iterator[str]:
-        if self._level == "transition":
+        if self._level.row_is_call:
             if self._count("n_calls") > self._count("n_rollouts"):
                 yield (
                     "At level transition every call is a row of its own; at level trajectory calls "
                     "that extend each other share one."
                 )
             return
-        if self._level == "tree":  # nobody looks for chains there
+        if not self._level.merges_calls:  # no chains, so no mismatches
             return
         kinds = {kind: self._count(f"mismatches/{kind}") for kind in MISMATCH_KINDS}
         if not any(kinds.values()):

@@ -7,43 +7,28 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from omegaconf import OmegaConf
 from verl import DataProto
 from verl.trainer.ppo.metric_utils import compute_data_metrics
 
 import agl_fast
+from agl_fast.rows.options import RowOptions
 from agl_fast.training.trained_tokens import on_trained
 
 
 def configured_widths(config: Any) -> tuple[int, int]:
-    """P and R of the configured level, which a trimmed batch does not show.
-
-    At level tree, where rows have no such widths, those of a call.
-    """
-    aggregator = OmegaConf.select(config, "agentlightning.trace_aggregator")
-    if aggregator is not None and aggregator.level.startswith("trajectory"):
-        return (
-            aggregator.trajectory_max_prompt_length,
-            aggregator.trajectory_max_response_length,
-        )
-    return config.data.max_prompt_length, config.data.max_response_length
+    """P and R of the configured level, also where batches are trimmed; at level tree a call's."""
+    options = RowOptions.from_config(config)
+    return options.max_prompt_length, options.max_response_length
 
 
 def row_limits(config: Any) -> tuple[int, int]:
-    """As many tokens as the prompt and the response of a row may have."""
-    aggregator = OmegaConf.select(config, "agentlightning.trace_aggregator")
-    if aggregator is not None and aggregator.level == "tree":
-        return aggregator.tree_max_tokens, aggregator.tree_max_tokens
-    return configured_widths(config)
+    """Most tokens of a row's prompt, and of its response."""
+    return RowOptions.from_config(config).row_limits
 
 
 def total_limit(config: Any) -> int | None:
-    """As many tokens as a row may have in all; None: as prompt and response together may."""
-    aggregator = OmegaConf.select(config, "agentlightning.trace_aggregator")
-    if aggregator is None or aggregator.level != "trajectory":
-        return None
-    limit: int | None = aggregator.get("trajectory_max_total_length")
-    return limit
+    """Most tokens of a row's prompt and response together; None: no limit of its own."""
+    return RowOptions.from_config(config).max_total_length
 
 
 def data_metrics(

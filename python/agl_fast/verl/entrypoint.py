@@ -23,6 +23,7 @@ from verl.utils.device import get_device_name
 
 from agl_fast.proxy.answer_checks import ModelLimits
 from agl_fast.rollouts import AgentModeDaemon
+from agl_fast.rows.levels import Level
 from agl_fast.training import AgentLightningTrainer
 from agl_fast.training.checkpoints import last_saved_step
 from agl_fast.training.datasets import Samples
@@ -106,7 +107,7 @@ def run(
 
 def trains_trees(config: Any) -> bool:
     level = OmegaConf.select(config, "agentlightning.trace_aggregator.level")
-    return bool(level == "tree")
+    return level is not None and Level.of(level).is_tree
 
 
 def is_refused_as_tree(config: Any) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agl_fast.rows.levels import Level, LevelName
 from agl_fast.rows.mismatch_causes import causes_in_words
-from agl_fast.rows.row_options import TREE_MAX_TOKENS, Level
+from agl_fast.rows.options import TREE_MAX_TOKENS
 from agl_fast.tools.analyze.analysis import Analysis
 
 # A level that saves less is not worth other rows than one has.
@@ -26,7 +27,7 @@ _KINDS = {
 }
 
 
-def best_level(analysis: Analysis) -> Level:
+def best_level(analysis: Analysis) -> LevelName:
     """The one to train at: the simplest of which no other is ``WORTH`` times cheaper.
 
     Level tree only where it takes the model.
@@ -47,7 +48,7 @@ def advice(analysis: Analysis) -> str:
     )
 
 
-def _gain(analysis: Analysis, than: Level, level: Level) -> float:
+def _gain(analysis: Analysis, than: LevelName, level: LevelName) -> float:
     """How many times less ``level`` costs, where nothing is cut."""
     if analysis.model is not None:
         costs = analysis.model.costs_without_limits
@@ -56,7 +57,7 @@ def _gain(analysis: Analysis, than: Level, level: Level) -> float:
     return layouts[than].tokens / layouts[level].tokens
 
 
-def _of_level(analysis: Analysis, best: Level) -> Iterator[str]:
+def _of_level(analysis: Analysis, best: LevelName) -> Iterator[str]:
     unit = "tokens" if analysis.model is None else "operations"
     merged, trees = (_gain(analysis, "transition", each) for each in ("trajectory", "tree"))
     over_merged = _gain(analysis, "trajectory", "tree")
@@ -81,7 +82,7 @@ def _of_level(analysis: Analysis, best: Level) -> Iterator[str]:
     yield f"Level tree gains nothing worth having here: {compared:.2f}× fewer {unit} than that."
 
 
-def _of_limits(analysis: Analysis, best: Level) -> Iterator[str]:
+def _of_limits(analysis: Analysis, best: LevelName) -> Iterator[str]:
     layout = analysis.layouts[best]
     if layout.lost:
         yield (
@@ -98,9 +99,9 @@ def _of_limits(analysis: Analysis, best: Level) -> Iterator[str]:
         )
 
 
-def _fitting(analysis: Analysis, level: Level) -> str:
+def _fitting(analysis: Analysis, level: LevelName) -> str:
     """The smallest limits that cut nothing."""
-    if level == "tree":
+    if Level.of(level).is_tree:
         return f"tree_max_tokens={analysis.longest_call} or more"
     layout = analysis.layouts_without_limits[level]
     fitting = [

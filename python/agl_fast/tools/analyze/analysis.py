@@ -9,12 +9,12 @@ from typing import Any
 
 from agl_fast.rows.accounting import RolloutEntry
 from agl_fast.rows.calls import Rollout
+from agl_fast.rows.levels import LEVELS, Level, LevelName
 from agl_fast.rows.mismatch_causes import causes_of
-from agl_fast.rows.row_options import Level
+from agl_fast.rows.options import Limits
 from agl_fast.tools.analyze.breaks import Break, breaks_of
 from agl_fast.tools.analyze.costs import Costs, Hardware, costs_of, state_bytes
 from agl_fast.tools.analyze.layouts import LaidOut, Layout, lay_out
-from agl_fast.tools.analyze.limits import LEVELS, Limits
 from agl_fast.tools.analyze.model_shape import ModelShape
 from agl_fast.tools.analyze.traces import Traces
 
@@ -51,8 +51,8 @@ class ModelAnalysis:
 
     shape: ModelShape
     hardware: Hardware
-    costs: Mapping[Level, Costs]
-    costs_without_limits: Mapping[Level, Costs]
+    costs: Mapping[LevelName, Costs]
+    costs_without_limits: Mapping[LevelName, Costs]
     state_bytes: int
 
 
@@ -77,7 +77,7 @@ class Analysis:
     """
 
     source: str
-    limits: Mapping[Level, Limits]
+    limits: Mapping[LevelName, Limits]
     notes: Sequence[str]
     rollouts: int
     calls: int
@@ -85,8 +85,8 @@ class Analysis:
     sampled: int
     longest_call: int
     rewards: Rewards
-    layouts: Mapping[Level, Layout]
-    layouts_without_limits: Mapping[Level, Layout]
+    layouts: Mapping[LevelName, Layout]
+    layouts_without_limits: Mapping[LevelName, Layout]
     breaks: Sequence[Break]
     knows_text: bool
     causes: Mapping[str, int]
@@ -146,15 +146,17 @@ def analyze(
     )
 
 
-def _laid_out(rollouts: Sequence[Rollout], level: Level, limits: Limits, tokenizer: Any) -> LaidOut:
-    return lay_out(rollouts, level, limits, tokenizer if level == "trajectory" else None)
+def _laid_out(
+    rollouts: Sequence[Rollout], level: LevelName, limits: Limits, tokenizer: Any
+) -> LaidOut:
+    return lay_out(rollouts, level, limits, tokenizer if Level.of(level).merges_calls else None)
 
 
 def _with(
     model: ModelShape,
     hardware: Hardware | None,
-    layouts: Mapping[Level, Layout],
-    without_limits: Mapping[Level, Layout],
+    layouts: Mapping[LevelName, Layout],
+    without_limits: Mapping[LevelName, Layout],
 ) -> ModelAnalysis:
     hardware = hardware or Hardware()
     costs, of_all = (

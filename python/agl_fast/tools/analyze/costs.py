@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
+from agl_fast.rows.levels import Level
+
 if TYPE_CHECKING:
     from agl_fast.tools.analyze.layouts import Layout
     from agl_fast.tools.analyze.model_shape import ModelShape
@@ -95,7 +97,7 @@ def flops(layout: Layout, model: ModelShape, *, recomputed: bool) -> int:
     passes = 4 if recomputed else 3  # a backward pass is two forward passes
     attention = 4 * model.layers * model.heads * model.head_width * layout.attended
     matrices = 2 * model.layers * model.layer_parameters * layout.tokens
-    passes_of_head = 4 if layout.level == "tree" else 3
+    passes_of_head = 4 if Level.of(layout.level).is_tree else 3
     head = 2 * model.head_parameters * layout.scored
     return passes * (matrices + attention) + passes_of_head * head
 
@@ -126,7 +128,7 @@ def _activation_bytes(
     )
     scored = -(-layout.scored * micro_batch // max(1, layout.tokens))
     logits = scored * model.vocabulary
-    if layout.level == "tree":
+    if Level.of(layout.level).is_tree:
         # as computed, in float32, and the gradients of both
         logits_bytes = min(logits, LOGITS_AT_ONCE) * 2 * (size + _FLOAT32)
     else:

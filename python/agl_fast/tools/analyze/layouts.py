@@ -13,8 +13,8 @@ from agl_fast.rows.accounting import Accounting, EmptyBatchError, Mismatch, Roll
 from agl_fast.rows.batch import Batch
 from agl_fast.rows.build import build_batch
 from agl_fast.rows.calls import Rollout
-from agl_fast.rows.row_options import Level
-from agl_fast.tools.analyze.limits import Limits
+from agl_fast.rows.levels import Level, LevelName
+from agl_fast.rows.options import Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Layout:
         accounting: of sampled tokens.
     """
 
-    level: Level
+    level: LevelName
     rows: int
     marked_rows: int
     tokens: int
@@ -66,7 +66,7 @@ class LaidOut:
 
 
 def lay_out(
-    rollouts: Sequence[Rollout], level: Level, limits: Limits, tokenizer: Any = None
+    rollouts: Sequence[Rollout], level: LevelName, limits: Limits, tokenizer: Any = None
 ) -> LaidOut:
     """
     Args:
@@ -76,22 +76,16 @@ def lay_out(
         TypeError, ValueError: a limit, or a field of a rollout, is wrong; the message names it.
     """
     try:
-        batch = build_batch(
-            rollouts,
-            level=level,
-            pad_token_id=0,
-            layout="jagged",
-            tokenizer=tokenizer,
-            **limits.options(),
-        )
+        options = limits.options(level, layout="jagged", tokenizer=tokenizer)
+        batch = build_batch(rollouts, **options.keywords())
     except EmptyBatchError as error:
-        padded = None if level == "tree" else 0
+        padded = None if Level.of(level).is_tree else 0
         nothing = Layout(level, 0, 0, 0, 0, 0, 0, padded, 0, 0, error.accounting)
         return LaidOut(nothing, [], [])
     return LaidOut(_counted(batch, level, limits), batch.rollouts, batch.mismatches)
 
 
-def _counted(batch: Batch, level: Level, limits: Limits) -> Layout:
+def _counted(batch: Batch, level: LevelName, limits: Limits) -> Layout:
     kept = ~batch.tensors["is_drop_mask"].numpy()
     prompts, responses, rows = (
         _lengths(batch.tensors[name]) for name in ("prompts", "responses", "input_ids")
@@ -103,7 +97,7 @@ def _counted(batch: Batch, level: Level, limits: Limits) -> Layout:
     longest_prompt, longest_response, longest_row = (
         int(lengths[kept].max(initial=0)) for lengths in (prompts, responses, rows)
     )
-    if level == "tree":
+    if Level.of(level).is_tree:
         padded, scored = None, int(batch.tensors["response_mask"].values().sum())
     else:
         width = (limits.max_prompt_length or longest_prompt) + (

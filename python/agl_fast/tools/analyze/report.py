@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from agl_fast.rows.accounting import DROP_REASONS
+from agl_fast.rows.levels import LEVELS
 from agl_fast.rows.mismatch import AGENT_LIGHTNING_NAMES
 from agl_fast.tools.analyze.advice import advice, best_level
 from agl_fast.tools.analyze.analysis import Analysis, ModelAnalysis
-from agl_fast.tools.analyze.limits import LEVELS
 
 _LIMITS = ("max_prompt_length", "max_response_length", "max_total_length", "tree_max_tokens")
 _GIB = 2**30

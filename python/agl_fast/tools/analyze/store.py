@@ -17,7 +17,8 @@ from agentlightning import (
 from agentlightning.emitter.reward import get_reward_value
 
 from agl_fast.rows.calls import Rollout
-from agl_fast.tools.analyze.limits import LEVELS, limits_of
+from agl_fast.rows.levels import LEVELS
+from agl_fast.rows.options import limits_of
 from agl_fast.tools.analyze.traces import Traces
 
 _FINISHED = ("succeeded", "failed", "cancelled")

@@ -10,8 +10,8 @@ from typing import Any
 
 from agl_fast.recording import Recording, RecordingError, read_recording
 from agl_fast.rows.calls import Rollout
-from agl_fast.rows.row_options import Level
-from agl_fast.tools.analyze.limits import LEVELS, Limits, limits_of
+from agl_fast.rows.levels import LEVELS, LevelName
+from agl_fast.rows.options import Limits, limits_of
 from agl_fast.tools.analyze.model_shape import ModelConfigError, read_tree_refusals
 
 
@@ -30,7 +30,7 @@ class Traces:
 
     source: str
     rollouts: Sequence[Rollout]
-    limits: Mapping[Level, Limits]
+    limits: Mapping[LevelName, Limits]
     notes: Sequence[str] = ()
     tree_refusals: Sequence[str] = ()
 
@@ -83,7 +83,7 @@ def _tree_refusals(about: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _limits(
-    recordings: Sequence[Recording], level: Level, given: Mapping[str, int | None] | None
+    recordings: Sequence[Recording], level: LevelName, given: Mapping[str, int | None] | None
 ) -> Limits:
     first, *others = (limits_of(level, each.about, given) for each in recordings)
     for recording, other in zip(recordings[1:], others, strict=True):

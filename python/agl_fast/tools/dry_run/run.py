@@ -8,7 +8,7 @@ import socket
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 # First: it keeps litellm, which agentlightning imports, off the internet.
 from agl_fast.rollouts import AgentModeDaemon, Outcome  # isort: skip
@@ -18,15 +18,19 @@ import agentlightning
 import agl_fast
 from agl_fast.proxy import LLMProxy
 from agl_fast.recording import RecordingWriter
-from agl_fast.rows.row_options import TREE_MAX_TOKENS, Level, OverlongPrompt, TruncatedRollouts
+from agl_fast.rows.options import CommonRowKeywords, RowOptions, lists_row_options
 from agl_fast.rows.token_summary import TokenSummary
 from agl_fast.tools.dry_run.result import DryRun
 from agl_fast.training.datasets import Samples, columns_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _MODELS_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 
 
+@lists_row_options(CommonRowKeywords)
 def dry_run(
     agent: agentlightning.LitAgent[Any] | Callable[..., Any],
     dataset: Sequence[Any],
@@ -36,15 +40,9 @@ def dry_run(
     api_key: str | None = None,
     rollouts_per_sample: int = 1,
     n_runners: int = 1,
-    level: Level = "trajectory",
     max_prompt_length: int = 2048,
     max_response_length: int = 8192,
-    max_total_length: int | None = None,
-    tree_max_tokens: int = TREE_MAX_TOKENS,
-    overlong_prompt: OverlongPrompt | None = None,
-    truncated_rollouts: TruncatedRollouts = "train",
     failed_rollouts: Literal["skip", "zero"] = "skip",
-    reward_fillna_value: float = 0.0,
     temperature: float = 1.0,
     sampling: Literal["enforce", "allow"] = "enforce",
     max_tokens: int | None = None,
@@ -53,6 +51,7 @@ def dry_run(
     seconds_per_call: float = 1200.0,
     seconds_per_rollout: float = 3600.0,
     record: str | os.PathLike[str] | None = None,
+    **row_options: Unpack[CommonRowKeywords],
 ) -> DryRun:
     """Run an agent as training would, without Ray, a trainer or a GPU, and look at the rows.
 
@@ -68,8 +67,7 @@ def dry_run(
         model: as the server calls it. None: its first.
         api_key: of the server.
         n_runners: 1: in this process, one rollout after another; more: a process each, forked.
-        level, max_prompt_length, …, truncated_rollouts, reward_fillna_value: as for
-            ``build_batch``.
+        max_prompt_length, max_response_length, row_options: as for ``build_batch``.
         failed_rollouts, sampling, max_tokens: as for ``AgentModeDaemon``.
         temperature: with which training would sample.
         tokenizer: tells retokenised text from rewritten history.
@@ -83,18 +81,13 @@ def dry_run(
     """
     if n_runners < 1:
         raise ValueError(f"n_runners must be at least 1, got {n_runners}")
-    rows = {
-        "level": level,
-        "max_prompt_length": max_prompt_length,
-        "max_response_length": max_response_length,
-        "max_total_length": max_total_length,
-        "tree_max_tokens": tree_max_tokens,
-        "overlong_prompt": overlong_prompt,
-        "truncated_rollouts": truncated_rollouts,
-        "reward_fillna_value": reward_fillna_value,
-        "trim": True,
-        "pad_token_id": 0,
-    }
+    rows = RowOptions(
+        max_prompt_length=max_prompt_length,
+        max_response_length=max_response_length,
+        trim=True,
+        pad_token_id=0,
+        **row_options,
+    )
     model = model or first_model(endpoint, api_key)
     algorithm = _DryRunAlgorithm(
         _EndpointProxy(model, endpoint, api_key, timeout_seconds=seconds_per_call),
@@ -112,7 +105,7 @@ def dry_run(
     )
     writer = None
     if record is not None:
-        about = {"phase": "train", "step": 1, "policy_version": 0, "rows": rows}
+        about = {"phase": "train", "step": 1, "policy_version": 0, "rows": rows.to_header()}
         writer = RecordingWriter(Path(record), about)
     trainer = agentlightning.Trainer(
         algorithm=algorithm,
@@ -181,7 +174,7 @@ class _KeepingDaemon(AgentModeDaemon):
 
 class _DryRunAlgorithm(agentlightning.Algorithm):
     def __init__(
-        self, proxy: LLMProxy, rows: Mapping[str, Any], daemon_settings: Mapping[str, Any]
+        self, proxy: LLMProxy, rows: RowOptions, daemon_settings: Mapping[str, Any]
     ) -> None:
         super().__init__()
         self._proxy = proxy
@@ -193,18 +186,16 @@ class _DryRunAlgorithm(agentlightning.Algorithm):
 
     def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
         rows = self._rows
-        is_trajectory = rows["level"] != "transition"
         daemon = _KeepingDaemon(
             self.outcomes,
             port=None,
             mini_batch_size=1,
-            pad_token_id=rows["pad_token_id"],
-            reward_fillna_value=rows["reward_fillna_value"],
+            pad_token_id=rows.pad_token_id,
+            reward_fillna_value=rows.reward_fillna_value,
             llm_proxy=self._proxy,
             store=self.get_store(),
             trace_aggregator={
-                **{name: rows[name] for name in _AGGREGATOR_KEYS},
-                "trajectory_max_total_length": rows["max_total_length"] if is_trajectory else None,
+                **rows.to_config()["agentlightning"]["trace_aggregator"],
                 "debug": self._daemon_settings["tokenizer"] is not None,
             },
             **self._daemon_settings,
@@ -215,7 +206,7 @@ class _DryRunAlgorithm(agentlightning.Algorithm):
             columns: Mapping[str, Any] = columns_of(samples)
             daemon.set_up_data_and_server(columns, ["the endpoint"], is_train=True)
             daemon.run_until_all_finished()
-            widths = rows["max_prompt_length"], rows["max_response_length"]
+            widths = rows.max_prompt_length, rows.max_response_length
             try:
                 _, self.metrics = daemon.get_train_data_batch(*widths, "cpu", 1)
                 self.batch = daemon.last_batch
@@ -225,14 +216,11 @@ class _DryRunAlgorithm(agentlightning.Algorithm):
             daemon.stop()
 
     def found(self) -> DryRun:
-        summary = TokenSummary(self._rows["level"])
+        summary = TokenSummary(self._rows.level)
         if self.batch is not None:
             summary.add(self.metrics)
         rollouts = [outcome.rollout for outcome in self.outcomes]
         return DryRun(rollouts, self.batch, self.metrics, summary)
-
-
-_AGGREGATOR_KEYS = ("level", "overlong_prompt", "truncated_rollouts", "tree_max_tokens", "trim")
 
 
 def _base(endpoint: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from agl_fast.recording import Recording
+from agl_fast.rows.options import header_to_config
 from agl_fast.verl.config import compose
 from agl_fast.verl.config.renamed_keys import leaves
 
@@ -30,9 +31,9 @@ def replayed_config(recording: Recording, overrides: Mapping[str, Any]) -> Any:
     Raises:
         TypeError, ValueError: they cannot work here; the message names the key.
     """
-    recorded = recording.about.get("settings")
+    rows, recorded = recording.about.get("rows"), recording.about.get("settings")
     settings = OmegaConf.merge(
-        OmegaConf.create(_of_rows(recording.about.get("rows") or {})),
+        OmegaConf.create(header_to_config(rows) if rows else {}),
         OmegaConf.create(recorded or {**_ADVANTAGES, **_of_groups(recording)}),
     )
     OmegaConf.set_struct(settings, False)
@@ -60,28 +61,3 @@ def _of_groups(recording: Recording) -> dict[str, Any]:
             "rollout": {"n": -(-n_rollouts // n_groups), "log_prob_micro_batch_size_per_gpu": 1},
         },
     }
-
-
-def _of_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of ``build_batch`` as settings."""
-    if not rows:
-        return {}
-    aggregator = {
-        name: rows[name]
-        for name in ("level", "overlong_prompt", "truncated_rollouts", "tree_max_tokens", "trim")
-        if rows.get(name) is not None
-    }
-    settings: dict[str, Any] = {"agentlightning": {"trace_aggregator": aggregator}}
-    if "reward_fillna_value" in rows:
-        settings["agentlightning"]["reward_fillna_value"] = rows["reward_fillna_value"]
-    limits = {
-        name: rows[name]
-        for name in ("max_prompt_length", "max_response_length", "max_total_length")
-        if rows.get(name) is not None
-    }
-    if rows.get("level") == "transition":
-        limits.pop("max_total_length", None)
-        settings["data"] = limits
-    else:
-        aggregator |= {f"trajectory_{name}": value for name, value in limits.items()}
-    return settings
