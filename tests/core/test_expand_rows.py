@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agl_fast import _core
-from agl_fast.ops.buffers import Buffers
-from agl_fast.ops.expand import expand
-from agl_fast.ops.fill_rows import padded
+from agl_fast.ops.device import Buffers
+from agl_fast.ops.fill import expand, padded
 from agl_fast.rows.levels import LevelName
 from agl_fast.rows.options import RowOptions
 from support.plain_rollouts import PlainRollout, rollout, to_native

@@ -20,7 +20,7 @@ import numpy as np
 import agl_fast
 from agl_fast.rollouts import Outcome
 from agl_fast.rollouts.failures import Failures
-from agl_fast.rows.call_rewards import read_reward
+from agl_fast.rows.rewards import read_reward
 from agl_fast.verl.failure_reasons import METADATA_KEY, in_words
 from agl_fast.verl.span_export import send_spans_to_the_store
 from support.daemon_runs import agentlightning

@@ -23,7 +23,7 @@ from agl_fast.rows.options import (
     header_to_config,
     limits_of,
 )
-from agl_fast.tools.replay.replay_settings import replayed_config
+from agl_fast.tools.replay.replay import replayed_config
 from agl_fast.verl.config import compose
 from support.paths import ROOT
 from support.verl_settings import documented

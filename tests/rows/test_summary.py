@@ -8,7 +8,7 @@ import pytest
 
 import agl_fast
 from agl_fast.rollouts.training_rows import TrainingRows
-from agl_fast.rows.fitting_limits import FittingLimits, fitting_limits
+from agl_fast.rows.builder import FittingLimits, fitting_limits
 from agl_fast.rows.token_summary import FITTING, TokenSummary
 
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
-from agl_fast.recording.decoding import FieldError, decode_rollout
-from agl_fast.recording.traces import decode_trace, is_trace
+from agl_fast.recording.codec import FieldError, decode_rollout, decode_trace, is_trace
 from agl_fast.recording.writer import FORMAT, VERSION
 from agl_fast.rows.calls import Rollout
 

@@ -12,8 +12,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any, Literal
 
-from agl_fast.recording.private import private_folder
-from agl_fast.recording.writer import RecordingWriter
+from agl_fast.recording.writer import RecordingWriter, private_folder
 from agl_fast.rows.calls import Rollout
 
 logger = logging.getLogger(__name__)

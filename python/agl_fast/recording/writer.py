@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from agl_fast._core import __version__
-from agl_fast.recording.encoding import encode_rollout
-from agl_fast.recording.private import private_opener
+from agl_fast.recording.codec import encode_rollout
 from agl_fast.rows.calls import Rollout
 
 FORMAT = "agl_fast"
 VERSION = 1
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
 
 
 class RecordingWriter:
@@ -92,3 +93,14 @@ def _json(value: dict[str, Any]) -> bytes:
         return json.dumps(value, ensure_ascii=False, **options).encode()
     except UnicodeEncodeError:  # lone surrogates, which JSON can only escape
         return json.dumps(value, ensure_ascii=True, **options).encode()
+
+
+def private_folder(folder: Path) -> None:
+    """Make a folder of mode 0700, and its parents as usual. One that is there stays as it is."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+
+
+def private_opener(path: str, flags: int) -> int:
+    """An ``opener`` of ``open``: new files get the mode 0600."""
+    return os.open(path, flags, FILE_MODE)

@@ -12,9 +12,8 @@ import numpy as np
 
 import agl_fast
 from agl_fast.printable import escaped_line
-from agl_fast.recording.private import private_folder, private_opener
-from agl_fast.rows.mismatch import AGENT_LIGHTNING_NAMES
-from agl_fast.rows.mismatch_causes import closest_call
+from agl_fast.recording.writer import private_folder, private_opener
+from agl_fast.rows.mismatches import AGENT_LIGHTNING_NAMES, closest_call
 
 CASES_A_STEP = 16
 LOG_BYTES = 4 << 20

@@ -16,8 +16,8 @@ from agl_fast.rollouts.bent_calls import COLUMN as BENT_CALLS
 from agl_fast.rollouts.bent_calls import bent_calls
 from agl_fast.rollouts.finished import FailedRollouts, Outcome
 from agl_fast.rollouts.mismatch_log import MismatchLog
-from agl_fast.rows.fitting_limits import fitting_limits
-from agl_fast.rows.mismatch_causes import causes_of
+from agl_fast.rows.builder import fitting_limits
+from agl_fast.rows.mismatches import causes_of
 from agl_fast.rows.options import NO_LIMIT, RowOptions
 from agl_fast.rows.token_summary import FITTING, MISMATCH_CAUSES
 from agl_fast.training.credit import CreditAssignment, NamedHook

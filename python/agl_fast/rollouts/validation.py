@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from agl_fast.rollouts.finished import Outcome
-from agl_fast.rows.call_rewards import final_reward, read_rewards
-from agl_fast.rows.duplicates import originals
+from agl_fast.rows.calls import originals
+from agl_fast.rows.rewards import final_reward, read_rewards
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
-"""Rollouts in, one PPO batch out."""
+"""Build batches from rollouts."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -13,16 +14,16 @@ import torch
 from numpy.typing import NDArray
 
 from agl_fast import _core
-from agl_fast.ops import fill_rows as row_ops
 from agl_fast.ops.argument_checks import INT32_MAX, integer
-from agl_fast.ops.buffers import Buffers
+from agl_fast.ops.device import Buffers
+from agl_fast.ops.fill import jagged, padded
 from agl_fast.rows.accounting import EmptyBatchError, RolloutEntry
 from agl_fast.rows.batch import Batch
-from agl_fast.rows.call_rewards import read_credit, read_reward
 from agl_fast.rows.calls import Call, LogProbs, Rollout, TokenIds
-from agl_fast.rows.options import RowKeywords, RowOptions, lists_row_options
-from agl_fast.rows.pending import Pending
-from agl_fast.rows.planner_counts import Counts, collect_mismatches
+from agl_fast.rows.levels import LevelName
+from agl_fast.rows.options import NO_LIMIT, RowKeywords, RowOptions, lists_row_options
+from agl_fast.rows.planned import Counts, Pending, collect_mismatches
+from agl_fast.rows.rewards import read_credit, read_reward
 from agl_fast.rows.row_metrics import training_metrics
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ T = TypeVar("T")
 def _one_at_a_time(
     method: Callable[Concatenate[BatchBuilder, P], T],
 ) -> Callable[Concatenate[BatchBuilder, P], T]:
-    """Rollouts arrive on threads of their own, also while a batch is being filled."""
+    """Serialise the method: threads add rollouts while another one builds a batch."""
 
     @wraps(method)
     def locked(self: BatchBuilder, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -50,18 +51,18 @@ def _one_at_a_time(
 
 
 class BatchBuilder:
-    """Builds batches from rollouts that arrive one by one. Threads may share one.
+    """Builds batches from rollouts that arrive one by one. Thread-safe.
 
-    Each rollout is planned when it is added, while others still run; ``finish`` only fills the
-    tensors. Lists cost one pointer compare for every token that a prompt repeats of the prompt
-    before; arrays cost nothing for it where prompts and responses are views of one base array.
+    A rollout is planned when it is added, while others still run; ``finish`` only fills tensors.
+    Repeated prompt tokens cost one pointer comparison each in lists, and nothing in arrays that
+    are views of one base array.
 
     Args:
         options: fields of `RowOptions`.
         device: where the tensors live; None means the CPU.
-        reuse_buffers: keep the output memory from batch to batch. The tensors of the batch before
-            become invalid as soon as ``finish`` is called again. It spares the first touch of
-            fresh memory, which costs more than writing the batch.
+        reuse_buffers: keep the output memory from batch to batch. ``finish`` then invalidates the
+            tensors of the previous batch. This avoids the first touch of fresh memory, which costs
+            more than writing the batch.
 
     Raises:
         TypeError, ValueError: an option has the wrong type or value; the message names it.
@@ -83,21 +84,22 @@ class BatchBuilder:
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
-        """Rollouts added since the last batch."""
+        """Number of rollouts added since the last batch."""
         return len(self._pending)
 
     def add(self, rollout: Rollout) -> None:
-        """Plan a whole rollout. On an error the builder is as before.
+        """Plan a complete rollout. An error leaves the builder unchanged.
 
         Raises:
-            TypeError, ValueError: a field is wrong; the message names the rollout, call, field,
-                index and value. ValueError: its rollout_id is already in this batch.
+            TypeError, ValueError: a field is wrong; the message names rollout, call, field, index
+                and value.
+            ValueError: the rollout_id is already in this batch.
         """
         self.add_many([rollout])
 
     @_one_at_a_time
     def add_many(self, rollouts: Iterable[Rollout]) -> None:
-        """Plan many rollouts at once, on several threads. On an error the builder is as before.
+        """Plan rollouts on several threads. An error leaves the builder unchanged.
 
         Raises:
             TypeError, ValueError: as for ``add``.
@@ -132,17 +134,17 @@ class BatchBuilder:
         trainable: bool = True,
         credit: float = 1.0,
     ) -> None:
-        """Plan one call of a running rollout, coded as a difference to an earlier one.
+        """Append one call of a running rollout as a delta: shared-prefix length plus new tokens.
 
-        The prompt is the first ``keep`` tokens of call ``base_call``'s prompt and response, then
-        ``prompt_tail``. The first call opens the rollout; ``close_rollout`` says what it earned.
-        On an error the builder is as before.
+        The prompt is the first ``keep`` tokens of call ``base_call``'s prompt and response,
+        followed by ``prompt_tail``. The first call opens the rollout; ``close_rollout`` completes
+        it with its reward. An error leaves the builder unchanged.
 
         Args:
-            rollout_id: a rollout that is not closed.
-            base_call: index of an earlier call of it; None for none, then ``keep`` is 0.
-            keep: tokens taken over from it.
-            prompt_tail: ids after those.
+            rollout_id: id of a new or open rollout.
+            base_call: index of an earlier call of the rollout; None: no base, and ``keep`` is 0.
+            keep: number of tokens shared with the base call.
+            prompt_tail: token ids after the shared prefix.
             response_ids, log_probs, …, credit: as for ``Call``.
 
         Raises:
@@ -195,15 +197,15 @@ class BatchBuilder:
     ) -> None:
         """Complete a rollout that ``add_call`` opened.
 
-        A rollout that is not closed when the batch is built stands in a group of its own, with
-        its rollout_id as data_id.
+        A rollout still open when the batch is built is its own group, with its rollout_id as
+        data_id.
 
         Args:
-            rollout_id: a rollout that is not closed.
+            rollout_id: id of an open rollout.
             data_id, reward, status: as for ``Rollout``.
 
         Raises:
-            ValueError: there is no such rollout, or the reward is infinite.
+            ValueError: the rollout is not open, or the reward is infinite.
             TypeError: the reward is not a number.
         """
         pending = self._pending.get(rollout_id)
@@ -217,11 +219,11 @@ class BatchBuilder:
 
     @_one_at_a_time
     def finish(self) -> Batch:
-        """Fill the tensors and begin a new batch.
+        """Fill the tensors and start a new batch.
 
         Raises:
             ValueError: no rollout was added.
-            EmptyBatchError: none of them gave a row; the builder begins a new batch.
+            EmptyBatchError: no rollout has a row; the builder starts a new batch.
         """
         if not self._pending:
             raise ValueError("no rollouts: add at least one before the batch is built")
@@ -273,7 +275,7 @@ class BatchBuilder:
             mismatches=mismatches,
             metrics=metrics,
         )
-        del rows  # so that the planner may keep its memory
+        del rows  # lets the planner reuse its memory
         self._clear()
         return batch
 
@@ -295,10 +297,10 @@ class BatchBuilder:
     def _tensors(self, rows: _core.Rows) -> dict[str, torch.Tensor]:
         options = self._options
         if options.layout == "jagged":
-            tensors = row_ops.jagged(rows, call_index=options.call_index, buffers=self._buffers)
+            tensors = jagged(rows, call_index=options.call_index, buffers=self._buffers)
         else:
             widths = (options.max_prompt_length, options.max_response_length)
-            tensors = row_ops.padded(
+            tensors = padded(
                 rows,
                 *(rows.longest if options.trims else widths),
                 options.pad_token_id,
@@ -323,6 +325,80 @@ class BatchBuilder:
         return columns
 
 
+@lists_row_options(RowKeywords)
+def build_batch(
+    rollouts: Iterable[Rollout],
+    *,
+    device: torch.device | str | None = None,
+    **options: Unpack[RowKeywords],
+) -> Batch:
+    """Turn rollouts into one PPO batch, as docs/rows.md specifies.
+
+    Args:
+        rollouts: in the order of their rows.
+        device: where the tensors live; None means the CPU.
+        options: fields of `RowOptions`. Required: ``max_prompt_length``, ``max_response_length``,
+            ``pad_token_id``.
+
+    Raises:
+        TypeError, ValueError: an option, or a field of a rollout, is wrong; the message names it.
+        EmptyBatchError: no call gave a row.
+    """
+    builder = BatchBuilder(device=device, **options)
+    builder.add_many(rollouts)
+    return builder.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class FittingLimits:
+    """The smallest limits at which no row of the rollouts is cut.
+
+    Attributes:
+        max_prompt_length: tokens of the longest first prompt, or the given P if prompts spill.
+        max_response_length: tokens of the longest response at that P.
+        max_total_length: tokens of the longest row.
+    """
+
+    max_prompt_length: int
+    max_response_length: int
+    max_total_length: int
+
+
+def fitting_limits(
+    rollouts: Iterable[Rollout], *, level: LevelName, spill_from: int | None = None
+) -> FittingLimits:
+    """Build rows without limits and measure them.
+
+    Args:
+        rollouts: with at least one row.
+        level: of the rows.
+        spill_from: P, if longer prompts spill into the response.
+
+    Raises:
+        EmptyBatchError: no rollout has a row.
+    """
+    batch = build_batch(
+        rollouts,
+        level=level,
+        max_prompt_length=spill_from or NO_LIMIT,
+        max_response_length=NO_LIMIT,
+        pad_token_id=0,
+        layout="jagged",
+        overlong_prompt="drop" if spill_from is None else "spill",
+    )
+    prompts, responses = (_lengths(batch.tensors[name]) for name in ("prompts", "responses"))
+    return FittingLimits(
+        spill_from or int(prompts.max()),
+        int(responses.max()),
+        int((prompts + responses).max()),
+    )
+
+
+def _lengths(nested: Any) -> torch.Tensor:
+    lengths: torch.Tensor = nested.offsets().diff()
+    return lengths
+
+
 def _read_rollout(rollout: Rollout) -> tuple[str, list[Call]]:
     if not hasattr(rollout, "rollout_id") or not hasattr(rollout, "calls"):
         raise TypeError(f"rollouts must be Rollout objects, got {rollout!r}")
@@ -338,5 +414,5 @@ def _read_rollout(rollout: Rollout) -> tuple[str, list[Call]]:
 
 
 def _column(values: Iterable[Any], size: int) -> NDArray[Any]:
-    """Objects as they are, also tuples: (size,)."""
+    """An object array (size,) that does not unpack tuples."""
     return np.fromiter(values, dtype=object, count=size)

@@ -13,8 +13,8 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast, get_args
 
 from agl_fast.ops.argument_checks import INT32_MAX, INT64_MAX, INT64_MIN, integer
-from agl_fast.rows.call_rewards import read_reward
 from agl_fast.rows.levels import Level, LevelName
+from agl_fast.rows.rewards import read_reward
 
 if TYPE_CHECKING:
     from typing_extensions import Required

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_fast.rows.accounting import DROP_REASONS, Accounting, Mismatch, RolloutEntry
-from agl_fast.rows.mismatch import AGENT_LIGHTNING_NAMES
+from agl_fast.rows.mismatches import AGENT_LIGHTNING_NAMES
 
 # Of a vLLM server. The others that occur are logged, too; "none" for a call without one.
 FINISH_REASONS = ("stop", "length", "tool_calls", "abort")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from agl_fast.rows.accounting import DROP_REASONS, MISMATCH_KINDS
 from agl_fast.rows.levels import Level
-from agl_fast.rows.mismatch_causes import causes_in_words
+from agl_fast.rows.mismatches import causes_in_words
 
 # More than this share of the sampled tokens lost to limits is worth a warning.
 NOTEWORTHY = 0.01

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agl_fast.rows.levels import Level, LevelName
-from agl_fast.rows.mismatch_causes import causes_in_words
+from agl_fast.rows.mismatches import causes_in_words
 from agl_fast.rows.options import TREE_MAX_TOKENS
 from agl_fast.tools.analyze.analysis import Analysis
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agl_fast.rows.accounting import RolloutEntry
+from agl_fast.rows.accounting import MISMATCH_KINDS, Mismatch, RolloutEntry
 from agl_fast.rows.calls import Rollout
 from agl_fast.rows.levels import LEVELS, Level, LevelName
-from agl_fast.rows.mismatch_causes import causes_of
+from agl_fast.rows.mismatches import causes_of
 from agl_fast.rows.options import Limits
-from agl_fast.tools.analyze.breaks import Break, breaks_of
 from agl_fast.tools.analyze.costs import Costs, Hardware, costs_of, state_bytes
 from agl_fast.tools.analyze.layouts import LaidOut, Layout, lay_out
 from agl_fast.tools.analyze.model_shape import ModelShape
@@ -20,6 +19,21 @@ from agl_fast.tools.analyze.traces import Traces
 
 # Mismatches whose texts are decoded, to name their cause.
 _DECODED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """Calls of one kind (docs/rows.md, "Mismatches").
+
+    Attributes:
+        kind: one of ``MISMATCH_KINDS``.
+        calls: of this kind.
+        tokens: that they share with the closest chain, and that a row of their own repeats.
+    """
+
+    kind: str
+    calls: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +85,7 @@ class Analysis:
         breaks: by kind, those that occur.
         knows_text: whether a tokenizer told retokenised text from rewritten history.
         causes: of broken prefixes whose text was compared
-            (`agl_fast.rows.mismatch_causes.CAUSES`); empty without a tokenizer.
+            (`agl_fast.rows.mismatches.CAUSES`); empty without a tokenizer.
         model: None where no model was given.
         tree_refusals: why level tree does not take the model, the given or else the recorded one.
     """
@@ -180,3 +194,15 @@ def _rewards(rollouts: Sequence[RolloutEntry]) -> Rewards:
         groups=len(several),
         flat_groups=sum(len(set(rewards)) == 1 for rewards in several),
     )
+
+
+def breaks_of(mismatches: Sequence[Mismatch]) -> list[Break]:
+    """By kind, those that occur."""
+    of_kind: dict[str, list[Mismatch]] = defaultdict(list)
+    for mismatch in mismatches:
+        of_kind[mismatch.kind].append(mismatch)
+    return [
+        Break(kind, len(of_kind[kind]), sum(mismatch.index for mismatch in of_kind[kind]))
+        for kind in MISMATCH_KINDS
+        if of_kind[kind]
+    ]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from agl_fast.rows.accounting import Accounting, EmptyBatchError, Mismatch, RolloutEntry
 from agl_fast.rows.batch import Batch
-from agl_fast.rows.build import build_batch
+from agl_fast.rows.builder import build_batch
 from agl_fast.rows.calls import Rollout
 from agl_fast.rows.levels import Level, LevelName
 from agl_fast.rows.options import Limits

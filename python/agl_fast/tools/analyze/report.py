@@ -8,7 +8,7 @@ from typing import Any
 
 from agl_fast.rows.accounting import DROP_REASONS
 from agl_fast.rows.levels import LEVELS
-from agl_fast.rows.mismatch import AGENT_LIGHTNING_NAMES
+from agl_fast.rows.mismatches import AGENT_LIGHTNING_NAMES
 from agl_fast.tools.analyze.advice import advice, best_level
 from agl_fast.tools.analyze.analysis import Analysis, ModelAnalysis
 

@@ -10,23 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 
 import agl_fast
-from agl_fast.rows.call_rewards import final_reward, read_rewards
-from agl_fast.rows.duplicates import originals
-
-
-def trainable_calls(rollout: agl_fast.Rollout) -> list[int]:
-    """Indices of the calls that can be trained: docs/rows.md, "Details", Classes."""
-    return [
-        index
-        for index, (call, original) in enumerate(
-            zip(rollout.calls, originals(rollout.calls), strict=True)
-        )
-        if index == original
-        and call.trainable
-        and call.finish_reason != "abort"
-        and len(call.prompt_ids) > 0
-        and len(call.response_ids) > 0
-    ]
+from agl_fast.rows.calls import originals, trainable_calls
+from agl_fast.rows.rewards import final_reward, read_rewards
 
 
 def identical(rollout: agl_fast.Rollout) -> agl_fast.Rollout:

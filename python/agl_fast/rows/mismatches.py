@@ -1,4 +1,4 @@
-"""What made a call break the prefix of an earlier one, read from the decoded texts."""
+"""Broken prefixes: kinds, and causes from decoded text."""
 
 from __future__ import annotations
 
@@ -15,6 +15,15 @@ from agl_fast.rows.accounting import Mismatch
 from agl_fast.rows.calls import Call, Rollout
 
 Ids = NDArray[np.int64]
+
+# Agent-lightning's names for the kinds of MISMATCH_KINDS.
+AGENT_LIGHTNING_NAMES = {
+    "history_rewritten": "template",
+    "retokenised": "retoken",
+    "generation_prompt": "template",
+    "shortened": "others",
+    "new_conversation": "others",
+}
 
 # By cause, what happened: "In N of M decoded cases, …". Conversations of their own are none.
 CAUSES: Mapping[str, str] = {
@@ -60,6 +69,8 @@ _CURES: Mapping[str, str] = {
     "beginning_changed": "a system prompt without a variable part merges",
 }
 
+_PROBE_TOKENS = 32
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # a character cut between two tokens
 # So many characters, without white space, identify a text in another.
 _SAME = 24
 # Tokens in front of an answer, by which it is found again in another conversation.
@@ -78,6 +89,30 @@ _TOOL_CALL = re.compile(
 _CALL_END = re.compile(
     r"[\"'}\])]|</|<\|/|<\|tool_call_end|\[/TOOL|```|<\uFF5Ctool\u2581calls?\u2581end"
 )
+
+
+def is_retokenised(tokenizer: Any, context: Sequence[int], prompt: Sequence[int]) -> bool:
+    """Whether a prompt continues with a chain's text in other tokens.
+
+    Decodes only from the first difference on, and everything only if the beginnings agree.
+
+    Args:
+        tokenizer: object with ``decode(ids, skip_special_tokens=False)``.
+        context: the chain's ids from the first difference to the end of its context.
+        prompt: the prompt's ids from the first difference on.
+    """
+    if not context or not prompt:
+        return False
+
+    def text(ids: Sequence[int]) -> str:
+        decoded = tokenizer.decode(list(ids), skip_special_tokens=False)
+        return str(decoded).rstrip(_REPLACEMENT)
+
+    begins, other_begins = text(context[:_PROBE_TOKENS]), text(prompt[:_PROBE_TOKENS])
+    if not (begins.startswith(other_begins) or other_begins.startswith(begins)):
+        return False
+    # The same text takes at most about four times as many tokens.
+    return text(prompt[: 4 * len(context) + _PROBE_TOKENS]).startswith(text(context))
 
 
 def causes_of(

@@ -1,10 +1,11 @@
-"""When the optional CUDA kernels run, and how bytes get to them."""
+"""Devices: when the CUDA kernels run, staging memory and output memory."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import logging
+from math import prod
 
 import torch
 
@@ -110,3 +111,26 @@ def staging(nbytes: int, device: torch.device) -> torch.Tensor:
     torch keeps pinned memory from reuse until the copies queued from it are done.
     """
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+
+class Buffers:
+    """Allocates uninitialised output tensors by name.
+
+    With ``reuse``, a name's memory is kept and returned again, which invalidates the tensor that
+    used it before. The first touch of fresh memory costs far more than writing it again.
+    """
+
+    def __init__(self, device: torch.device, *, reuse: bool) -> None:
+        self.device = device
+        self._reuse = reuse
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if not self._reuse:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        size = prod(shape)
+        kept = self._kept.get(name)
+        if kept is None or kept.numel() < size or kept.dtype != dtype:
+            self._kept.pop(name, None)  # frees it before the new allocation
+            kept = self._kept[name] = torch.empty(size, dtype=dtype, device=self.device)
+        return kept[:size].view(shape)
