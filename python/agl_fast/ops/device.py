@@ -11,8 +11,8 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-# What CUDA says where it cannot run what was compiled, whatever is asked of it: cudaGetErrorString
-# of NoKernelImageForDevice, InvalidDeviceFunction, InvalidKernelImage, UnsupportedPtxVersion,
+# CUDA's messages for a build that cannot run on this machine at all: cudaGetErrorString of
+# NoKernelImageForDevice, InvalidDeviceFunction, InvalidKernelImage, UnsupportedPtxVersion,
 # JitCompilerNotFound, JitCompilationDisabled, InsufficientDriver, SystemDriverMismatch and
 # CompatNotSupportedOnDevice.
 OF_THE_BUILD = (
@@ -30,8 +30,8 @@ OF_THE_BUILD = (
 
 @functools.cache
 def built() -> bool:
-    """Whether agl_fast was built with its CUDA kernels; says so once where it was not."""
-    # Looked for, not tried: a module that is there but fails to load must not look absent.
+    """Whether agl_fast was built with CUDA kernels; logs a warning once if not."""
+    # find_spec, not import: a module that fails to load is present.
     if importlib.util.find_spec("agl_fast._cuda") is not None:
         return True
     logger.warning(
@@ -42,11 +42,11 @@ def built() -> bool:
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether tensors for ``device`` are to be filled by the CUDA kernels.
+    """Whether the CUDA kernels fill tensors on ``device``.
 
     Raises:
-        RuntimeError: ``device`` is a CUDA device and torch finds none; the first kernel on it fails
-            for a reason that is not the build's, such as a lack of memory.
+        RuntimeError: ``device`` is a CUDA device and torch finds none; or the first kernel fails
+            for another reason than the build, such as insufficient memory.
     """
     if device.type != "cuda":
         return False
@@ -57,7 +57,7 @@ def runs_on(device: torch.device) -> bool:
 
 @functools.cache
 def _runs_kernels(index: int | None) -> bool:
-    """Try one kernel on a device; log why, where this build has none for it."""
+    """Try one kernel on a device; log the reason if the build does not support the device."""
     device = torch.device("cuda") if index is None else torch.device("cuda", index)
     try:
         launch_one(device)
@@ -80,7 +80,7 @@ def launch_one(device: torch.device) -> None:
 
     Raises:
         ImportError: the kernels do not load.
-        RuntimeError: the kernel was not launched; the message is CUDA's.
+        RuntimeError: the launch failed; the message is CUDA's.
     """
     from agl_fast import _cuda
 
@@ -106,9 +106,9 @@ def _is_of_the_build(error: Exception) -> bool:
 
 
 def staging(nbytes: int, device: torch.device) -> torch.Tensor:
-    """Uninitialised host bytes to be copied to ``device``, pinned where that makes them faster.
+    """Allocate uninitialised host bytes for a copy to ``device``, pinned for CUDA.
 
-    torch keeps pinned memory from reuse until the copies queued from it are done.
+    torch does not reuse pinned memory before the copies queued from it are complete.
     """
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
 

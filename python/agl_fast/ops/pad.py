@@ -26,8 +26,8 @@ def pad_left(
             or int64 numpy array or torch tensor. An empty list is one empty sequence.
         max_length: width L of the result; a longer sequence keeps its last L tokens. None means
             the longest.
-        pad_token_id: id written where no token is.
-        device: where the result lives; None means the CPU.
+        pad_token_id: id of padding.
+        device: of the result; None means the CPU.
 
     Returns:
         ``(input_ids, attention_mask)``, int64, of shape (B, L) for a batch and (L,) for one
@@ -92,14 +92,14 @@ def get_left_padded_ids_and_attention_mask(
     Args:
         ids: list or tuple of token ids.
         max_length: length of both results.
-        pad_token_id: id written where no token is.
+        pad_token_id: id of padding.
 
     Returns:
         ``(padded_ids, attention_mask)``; the mask is 1 on tokens and 0 on padding.
 
     Raises:
-        TypeError: ``ids`` is neither list nor tuple, or ``max_length`` no int. The ids themselves
-            are not looked at.
+        TypeError: ``ids`` is neither list nor tuple, or ``max_length`` is not an int. The ids
+            themselves are not checked.
         ValueError: ``max_length`` is negative.
     """
     return _core.pad_list(ids, _width(max_length), pad_token_id, left=True)
@@ -128,7 +128,7 @@ def pad_ragged(
     left: bool,
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``input_ids`` and ``attention_mask``, (B, width) int64, of B sequences that lie end to end.
+    """Pad B concatenated sequences to ``input_ids`` and ``attention_mask``, (B, width) int64.
 
     Sequence i is ``values[offsets[i]:offsets[i + 1]]``; ``values`` is int32, ``offsets`` (B + 1,)
     int64, both contiguous on the host. Left padding keeps a sequence's last ``width`` ids, right
@@ -157,13 +157,13 @@ def pad_ragged(
 
     from agl_fast import _cuda
 
-    # One copy takes both: the offsets, then the ids.
+    # One copy for both: the offsets, then the ids.
     head = offsets.nbytes
     buffer = staging(head + values.nbytes, device)
     buffer[:head].view(torch.int64).copy_(offsets)
     buffer[head:].view(torch.int32).copy_(values)
     with torch.cuda.device(device):
-        moved = buffer.to(device, non_blocking=True)  # named, to outlive the launch
+        moved = buffer.to(device, non_blocking=True)  # keeps the memory alive until the launch
         _cuda.pad(
             moved[head:].data_ptr(),
             moved.data_ptr(),

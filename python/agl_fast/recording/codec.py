@@ -18,7 +18,7 @@ T = TypeVar("T")
 _INT32 = np.iinfo(np.int32)
 _IDS = np.dtype("<i4")
 _LOG_PROBS = np.dtype("<f4")
-# A call is told as a difference to one of so many before it: agents take turns, but not many.
+# A call is stored as a delta to one of the last calls; several agents may take turns.
 _BASES = 32
 _ROLLOUT_FIELDS = ("rollout_id", "data_id", "reward", "status", "sample", "calls")
 _CALL_FIELDS = (
@@ -41,7 +41,7 @@ _TRACE_FIELDS = ("id", "group", "reward", "calls")
 
 
 def encode_rollout(rollout: Rollout) -> dict[str, Any]:
-    """The object of docs/recording.md.
+    """Convert a rollout to the object of docs/recording.md.
 
     Raises:
         TypeError, ValueError: a field is of the wrong type; the message names it.
@@ -86,7 +86,7 @@ def _encode_call(call: Call, contexts: list[NDArray[np.int32]], where: str) -> d
 def _longest_shared(
     contexts: Sequence[NDArray[np.int32]], prompt: NDArray[np.int32]
 ) -> tuple[int, int]:
-    """Of the last calls, the one that shares most with the prompt, and how much."""
+    """Find the recent call with the longest prefix shared with the prompt, and its length."""
     best, most = 0, 0
     for index in range(len(contexts) - 1, max(-1, len(contexts) - 1 - _BASES), -1):
         shared = _common_prefix(contexts[index], prompt)
@@ -104,7 +104,7 @@ def _common_prefix(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
 
 
 def _number(value: Any, where: str) -> float | bool | str | None:
-    """JSON knows no NaN and no infinity: they are written as text."""
+    """Convert a number to JSON; NaN and infinities become strings."""
     if isinstance(value, (np.generic, np.ndarray)) or hasattr(value, "item"):
         value = value.item()
     if value is None or isinstance(value, (bool, int)):
@@ -124,7 +124,7 @@ class FieldError(ValueError):
 
 
 def decode_rollout(value: Mapping[str, Any]) -> Rollout:
-    """The rollout that ``encode_rollout`` was given.
+    """Convert an object back to the rollout that ``encode_rollout`` was given.
 
     Raises:
         FieldError: a field is wrong.
@@ -180,10 +180,10 @@ def continued(
     tail: NDArray[np.int32],
     where: str,
 ) -> NDArray[np.int32]:
-    """A prompt told as a difference to an earlier call's context.
+    """Rebuild a prompt from its delta to an earlier call.
 
     Raises:
-        FieldError: there is no such call, or it is not that long.
+        FieldError: the call does not exist, or has fewer tokens than ``keep``.
     """
     if base is None and keep is None:
         return tail
@@ -209,7 +209,7 @@ def required(value: Mapping[str, Any], name: str, kind: type[T], where: str) -> 
     if name not in value:
         raise FieldError(f"{where}{name}: missing")
     found = value[name]
-    # A bool is an int to Python only.
+    # In Python a bool is an int; in JSON it is not.
     if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
         raise FieldError(f"{where}{name}: expected {_NAMES[kind]}, got {_shown(found)}")
     return found
@@ -220,7 +220,7 @@ def optional(value: Mapping[str, Any], name: str, kind: type[T], where: str) -> 
 
 
 def number(value: Mapping[str, Any], name: str, where: str) -> float | None:
-    """A number or bool as it stands; NaN and infinities are text."""
+    """Read a number or bool; NaN and infinities are strings."""
     found = value.get(name)
     if found is None or isinstance(found, (bool, int)):
         return found
@@ -261,7 +261,7 @@ def is_trace(value: Mapping[str, Any]) -> bool:
 
 
 def decode_trace(value: Mapping[str, Any]) -> Rollout:
-    """A rollout of ``{"id", "group", "reward", "calls": [[keep, prompt tail, response], …]}``.
+    """Convert ``{"id", "group", "reward", "calls": [[keep, prompt tail, response], …]}``.
 
     Raises:
         FieldError: a field is wrong.
@@ -295,10 +295,11 @@ def _ids(values: Any, where: str) -> NDArray[np.int32]:
 
 
 def as_ids(values: Any, where: str) -> NDArray[np.int32]:
-    """Token ids as int32, (N,).
+    """Convert token ids to int32, (N,).
 
     Raises:
-        TypeError: they are not whole numbers in one dimension. ValueError: one does not fit.
+        TypeError: the values are not 1-D integers.
+        ValueError: an id does not fit into int32.
     """
     array = np.asarray(values)
     if array.size == 0:
@@ -317,10 +318,10 @@ def pack_ids(ids: NDArray[np.int32]) -> str:
 
 
 def pack_log_probs(values: Any, where: str) -> str:
-    """Log-probs as float32.
+    """Encode log-probs as base64 of float32.
 
     Raises:
-        TypeError: they are not numbers in one dimension.
+        TypeError: the values are not 1-D numbers.
     """
     array = np.asarray(values)
     if array.size and (array.ndim != 1 or array.dtype.kind not in "iuf"):
@@ -331,16 +332,16 @@ def pack_log_probs(values: Any, where: str) -> str:
 
 
 def unpack_ids(text: str) -> NDArray[np.int32]:
-    """int32, (N,).
+    """Decode token ids, int32 (N,).
 
     Raises:
-        ValueError: the text is no base64 of whole numbers of 4 bytes.
+        ValueError: the text is not base64 of 4-byte values.
     """
     return _unpack(text, _IDS).astype(np.int32)
 
 
 def unpack_log_probs(text: str) -> NDArray[np.float32]:
-    """float32, (N,).
+    """Decode log-probs, float32 (N,).
 
     Raises:
         ValueError: as for ``unpack_ids``.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Batch:
-    """``agl_fast.Batch`` with lists in place of tensors and arrays, and without metrics."""
+    """``agl_fast.Batch`` with lists instead of tensors and arrays, and without metrics."""
 
     tensors: dict[str, Any]
     columns: dict[str, list[Any]]
@@ -49,14 +49,14 @@ class Batch:
 
 @lists_row_options(RowKeywords)
 def build_batch(rollouts: Sequence[RolloutLike], **options: Unpack[RowKeywords]) -> Batch:
-    """What ``agl_fast.build_batch`` builds, token by token.
+    """Build the batch of ``agl_fast.build_batch``, token by token.
 
     Args:
         rollouts: in the order of their rows.
         options: fields of `agl_fast.rows.options.RowOptions`.
 
     Raises:
-        EmptyBatchError: nothing gave a row.
+        EmptyBatchError: no call has a row.
         ValueError: no rollouts, an infinite reward, a log-prob that is not finite.
     """
     if not rollouts:

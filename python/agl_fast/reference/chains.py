@@ -10,20 +10,20 @@ from agl_fast.rows.accounting import Mismatch
 
 CONTEXT = -1
 
-# What a chat template puts before an answer is shorter; so many tokens identify an answer.
+# Limits on the length of a generation prompt, and tokens that identify an answer.
 _GENERATION_PROMPT = 32
-_OTHER_PROMPT = 8  # one that takes the place of another, and so is the other
+_OTHER_PROMPT = 8  # if it replaces another one, and the length of that
 _ANSWER_PROBE = 4
 
-_CUT_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # what the bytes of half a character decode to
+_CUT_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # decoded from an incomplete character
 
 
 @dataclass
 class Chain:
-    """A conversation as it grows; ``sampled_by`` and ``log_probs`` are parallel to ``response``.
+    """A growing chain; ``sampled_by`` and ``log_probs`` are parallel to ``response``.
 
-    ``sampled_by`` is the index of the call that sampled the token, ``CONTEXT`` for what tools and
-    users added.
+    ``sampled_by`` is the index of the call that sampled the token, or ``CONTEXT`` for tokens of
+    tools and users.
     """
 
     first_call: int
@@ -42,9 +42,9 @@ class Chain:
         return sum(call != CONTEXT for call in self.sampled_by)
 
     def answer_behind(self, index: int) -> tuple[int, list[int]]:
-        """Where the next answer behind a token begins in the context, and its tokens.
+        """Start and tokens of the next answer at or after a token of the context.
 
-        It begins at or before ``index`` where the token itself is an answer's.
+        If the token belongs to an answer, it is that answer.
         """
         sampled_by = [CONTEXT] * len(self.prompt) + self.sampled_by
         begin = next(i for i in range(index, len(sampled_by)) if sampled_by[i] != CONTEXT)
@@ -75,14 +75,14 @@ def open_chain(turn: Turn) -> Chain:
 
 
 def chain_per_call(turns: list[Turn]) -> list[Chain]:
-    """Level ``transition``."""
+    """One chain per call: level ``transition``."""
     return [open_chain(turn) for turn in turns]
 
 
 def merge_into_chains(
     rollout_id: str, turns: list[Turn], tokenizer: Any
 ) -> tuple[list[Chain], list[Mismatch]]:
-    """Level ``trajectory``: chains in the order of their first calls, and the calls that missed."""
+    """Merge calls into chains, in the order of their first calls; also the broken prefixes."""
     chains: list[Chain] = []
     mismatches: list[Mismatch] = []
     for turn in turns:
@@ -132,10 +132,10 @@ def classify_mismatch(
     answer: tuple[int, list[int]],
     tokenizer: Any = None,
 ) -> str:
-    """The kind of a prompt that leaves the closest chain's ``context`` at ``index``.
+    """Kind of a broken prefix: the prompt differs from the closest chain's context at ``index``.
 
     ``first_prompt_length`` tokens of the context are that chain's first prompt. ``answer`` is the
-    next answer behind ``index``: where it begins in the context, and its tokens.
+    start and tokens of the next answer at or after ``index``.
     """
     if index == len(prompt):
         return "shortened"
@@ -154,10 +154,10 @@ def classify_mismatch(
 def _is_generation_prompt(
     prompt: list[int], expected: list[int], answer: list[int], *, is_first: bool
 ) -> bool:
-    """Whether only what the chat template put before the answer differs.
+    """Whether only the tokens that the chat template puts before the answer differ.
 
-    ``prompt`` begins at the first difference; ``expected`` stood there in the context, before the
-    answer; ``is_first`` where that is the end of the chain's first prompt.
+    ``prompt`` begins at the first difference, as does ``expected``, which ends at the answer.
+    ``is_first``: the difference lies in the chain's first prompt.
     """
     if len(expected) > _GENERATION_PROMPT:
         return False
@@ -176,6 +176,6 @@ def _is_generation_prompt(
 
 
 def _is_retokenised(prompt: list[int], context: list[int], tokenizer: Any) -> bool:
-    """Whether the prompt goes on with the text of the context, in other tokens."""
+    """Whether the prompt continues with the text of the context in other tokens."""
     text = tokenizer.decode(context, skip_special_tokens=False).rstrip(_CUT_CHARACTER)
     return bool(tokenizer.decode(prompt, skip_special_tokens=False).startswith(text))

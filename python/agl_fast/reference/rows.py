@@ -47,7 +47,7 @@ class Row:
 
 @dataclass(frozen=True)
 class CutChain:
-    """A chain inside the limits; without a sampled token its response is empty and it is no row."""
+    """A chain cut to the limits; without a sampled token it has no row."""
 
     first_call: int
     prompt: list[int]
@@ -89,12 +89,12 @@ def cut(chain: Chain, options: RowOptions) -> CutChain:
 
 
 def is_truncated(chains: list[CutChain]) -> bool:
-    """Whether the rollout of these chains lost a sampled token to the response options."""
+    """Whether the rollout of these chains lost a sampled token to the response limits."""
     return any(chain.n_kept < chain.n_sampled and not chain.is_overlong for chain in chains)
 
 
 def drop_reason(chain: CutChain, *, mask_rollout: bool) -> str | None:
-    """Why the chain is marked, None where it is not."""
+    """Why the chain is excluded from the update; None if it is not."""
     if chain.is_overlong:
         return "overlong_prompt"
     if mask_rollout and chain.n_kept > 0:
@@ -103,7 +103,7 @@ def drop_reason(chain: CutChain, *, mask_rollout: bool) -> str | None:
 
 
 def count(chain: CutChain, reason: str | None, accounting: Accounting) -> None:
-    """Add the chain's sampled tokens to their classes (``sampled`` is counted with the calls)."""
+    """Count the chain's sampled tokens by class (``sampled`` is counted per call)."""
     if chain.n_kept == 0:
         accounting.empty_rows += 1
     if reason is None:
@@ -117,7 +117,7 @@ def count(chain: CutChain, reason: str | None, accounting: Accounting) -> None:
 def padded_tensors(
     rows: list[Row], *, prompt_width: int, response_width: int, pad_token_id: int, call_index: bool
 ) -> dict[str, Any]:
-    """(B, P), (B, R) and (B, T) tables as lists of B lists; ``is_drop_mask`` is a list of B."""
+    """Padded tensors as lists of B lists; ``is_drop_mask`` is a list of B."""
 
     def right_padded(values: list[Any], filler: Any) -> list[Any]:
         return values + [filler] * (response_width - len(values))
@@ -155,7 +155,7 @@ def padded_tensors(
 
 
 def jagged_tensors(rows: list[Row], *, call_index: bool) -> dict[str, Any]:
-    """The same without padding: lists of B lists of different lengths."""
+    """Tensors without padding: lists of B lists of different lengths."""
     tensors: dict[str, Any] = {
         "prompts": [row.prompt for row in rows],
         "responses": [row.response for row in rows],
@@ -173,7 +173,7 @@ def jagged_tensors(rows: list[Row], *, call_index: bool) -> dict[str, Any]:
 
 
 def columns(rows: list[Row], *, row_is_call: bool) -> dict[str, list[Any]]:
-    """One list of B per column."""
+    """Columns as lists of B."""
     first_calls = [row.first_call for row in rows]
     return {
         "data_id_list": [row.data_id for row in rows],
@@ -191,7 +191,7 @@ def _padded_positions(row: Row, prompt_width: int, response_width: int) -> list[
 
 
 def _scores(row: Row) -> list[float]:
-    # A row ends in a trained token: the cut took the context behind it.
+    # A row ends with a sampled token, as trailing context is cut.
     return [0.0] * (len(row.response) - 1) + [row.score]
 
 

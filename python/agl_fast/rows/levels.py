@@ -1,4 +1,4 @@
-"""The levels of rows. Nothing else compares a level's name."""
+"""The levels of rows and their properties. No other module compares a level's name."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Level:
 
     @staticmethod
     def of(name: str) -> Level:
-        """The level of a name.
+        """Look a level up by name.
 
         Raises:
-            ValueError: there is no such level; the message lists the names.
+            ValueError: unknown level; the message lists the names.
         """
         if not isinstance(name, str) or name not in _BY_NAME:
             raise ValueError(f"level must be one of {', '.join(LEVELS)}; got {name!r}")

@@ -35,7 +35,7 @@ _CONFIG_DEFAULTS = {"level": "transition", "trim": True}
 
 
 class CommonRowKeywords(TypedDict, total=False):
-    """Keyword arguments of `build_batch` that `dry_run` has, too."""
+    """Keyword arguments that `build_batch` and `dry_run` share."""
 
     level: LevelName
     max_total_length: int | None
@@ -201,7 +201,7 @@ class RowOptions:
 
     @property
     def row_limits(self) -> tuple[int, int]:
-        """Most tokens of a row's prompt, and of its response."""
+        """Largest number of tokens in a row's prompt, and in its response."""
         if self.rules.is_tree:
             return self.tree_max_tokens, self.tree_max_tokens
         return self.max_prompt_length, self.max_response_length
@@ -216,24 +216,24 @@ class RowOptions:
         return "max_prompt_length", "max_response_length"
 
     def keywords(self, **changes: Any) -> RowKeywords:
-        """Keyword arguments of `build_batch` and `BatchBuilder`, some changed."""
+        """These options as keyword arguments of `build_batch` and `BatchBuilder`, with changes."""
         changed = replace(self, **changes)
         return cast(
             "RowKeywords", {each.name: getattr(changed, each.name) for each in fields(changed)}
         )
 
     def to_header(self) -> dict[str, Any]:
-        """`about.rows` of a recording (docs/recording.md)."""
+        """The options as `about.rows` of a recording (docs/recording.md)."""
         recorded = [each.name for each in fields(self) if each.metadata["recorded"]]
         return {name: getattr(self, name) for name in recorded}
 
     def to_config(self) -> dict[str, Any]:
-        """The configuration tree of these options."""
+        """The options as a configuration tree."""
         return header_to_config(self.to_header())
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], **others: Any) -> RowOptions:
-        """The options of a configuration.
+        """Read the options from a configuration.
 
         Args:
             config: the whole tree; missing keys have config.yaml's defaults.
@@ -280,7 +280,7 @@ _RULES = ("overlong_prompt", "truncated_rollouts")
 def limits_of(
     level: LevelName, about: Mapping[str, Any] | None, given: Mapping[str, int | None] | None
 ) -> Limits:
-    """The limits of a level's rows.
+    """Find the limits of a level's rows.
 
     Args:
         about: a recording's header (docs/recording.md). Its row options apply to the run's own
@@ -305,14 +305,14 @@ def limits_of(
 
 
 def config_keys(level: str) -> dict[str, str]:
-    """The configuration key of each row option that has one at a level."""
+    """Map each row option that has a configuration key at a level to the key."""
     groups = {each.name: each.metadata["group"] for each in fields(RowOptions)}
     same_at_all_levels = {name: f"{group}.{name}" for name, group in groups.items() if group}
     return {**same_at_all_levels, **Level.of(level).keys}
 
 
 def header_to_config(rows: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration tree of `about.rows` of a recording.
+    """Convert `about.rows` of a recording to a configuration tree.
 
     Args:
         rows: as read. Options that the recording's version did not have are left to config.yaml.

@@ -1,4 +1,4 @@
-"""Where the sampled tokens of a whole run went, in words."""
+"""Summarise in words what happened to the sampled tokens of a run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from agl_fast.rows.accounting import DROP_REASONS, MISMATCH_KINDS
 from agl_fast.rows.levels import Level
 from agl_fast.rows.mismatches import causes_in_words
 
-# More than this share of the sampled tokens lost to limits is worth a warning.
+# A larger share of sampled tokens lost to limits is a warning.
 NOTEWORTHY = 0.01
 FITTING = "training/limits_that_fit/"
-# Before the name of a cause: mismatches of a step that were decoded and have it.
+# Prefix of the counts of broken prefixes by cause, of those that were decoded.
 MISMATCH_CAUSES = "training/mismatch_causes/"
 
 _REASONS = {
@@ -31,11 +31,11 @@ _KINDS = {
     "new_conversation": "that began a conversation of their own",
     "history_rewritten": "whose history was rewritten",
 }
-# A new conversation is none that an agent has broken.
+# Kinds that level tree helps with; a new conversation shares nothing.
 _BROKEN = ("shortened", "retokenised", "generation_prompt", "history_rewritten")
 
 
-# training/proxy/{name}_tokens: sampled, and in no rollout (docs/rows.md).
+# training/proxy/{name}_tokens: sampled tokens outside the batch (docs/rows.md).
 _LOST = {
     "refused": "in answers that the proxy refused",
     "client_gone": "for agents that left",
@@ -49,14 +49,12 @@ _FINISH_REASON = "training/finish_reason/"
 
 
 class TokenSummary:
-    """Adds up the ``training/*`` metrics of a run's steps.
+    """Accumulates the ``training/*`` metrics of a run's steps.
 
     Args:
-        level: that rows were built at.
-        limit_names: how the user calls ``max_prompt_length``, ``max_response_length`` and
-            ``max_total_length``.
-        tree_is_refused: level tree cannot train the run's model or settings, so that it is not
-            advised.
+        level: of the rows.
+        limit_names: the user's name of each limit, such as its configuration key.
+        tree_is_refused: level tree cannot train the run's model or settings; it is not recommended.
     """
 
     def __init__(
@@ -74,7 +72,7 @@ class TokenSummary:
         self._finished: Counter[str] = Counter()  # calls by finish reason
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """The metrics of a step."""
+        """Add the metrics of a step."""
         n_calls = metrics.get("training/n_recorded_calls", metrics.get("training/n_calls", 0))
         for name, value in metrics.items():
             if name.startswith(FITTING):
@@ -92,7 +90,7 @@ class TokenSummary:
 
     @property
     def lost_to_limits(self) -> float:
-        """Share of the sampled tokens."""
+        """Share of the sampled tokens that was lost to limits."""
         lost = sum(
             self._count(name)
             for name in (
@@ -105,7 +103,7 @@ class TokenSummary:
 
     @property
     def is_noteworthy(self) -> bool:
-        """Limits took more of the tokens than they should."""
+        """Whether the share lost to limits is worth a warning."""
         return self.lost_to_limits > NOTEWORTHY
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Agents against any server that returns token ids, their calls as rows."""
+"""Dry run: run agents against any server that returns token ids, and build rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-# First: it keeps litellm, which agentlightning imports, off the internet.
+# First: it disables litellm's download when agentlightning imports it.
 from agl_fast.rollouts import AgentModeDaemon, Outcome  # isort: skip
 
 import agentlightning
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _MODELS_SECONDS = 10.0
 _POLL_SECONDS = 0.05
-# What the proxy counts, and what that means to whoever trains.
+# What the proxy's counters mean for training.
 _PROXY_WORDS = {
     "without_token_ids": "answers had no token ids: the endpoint has to be a vLLM server, which "
     "gives them where a request has return_token_ids",
@@ -53,13 +53,13 @@ _PROXY_WORDS = {
 
 @dataclass(frozen=True, eq=False)
 class DryRun:
-    """What agents did, and what training would make of it. ``print`` shows the report.
+    """Rollouts of a dry run and their rows. ``print`` shows a report.
 
     Attributes:
-        rollouts: as they ended, in the order of the samples, with those that failed.
-        batch: their rows; None where there are none.
+        rollouts: in the order of the samples, including failed ones.
+        batch: their rows; None without rows.
         metrics: ``training/*``, as a training step logs them.
-        summary: where the sampled tokens went.
+        summary: sampled tokens by class, in words.
     """
 
     rollouts: Sequence[agl_fast.Rollout]
@@ -133,31 +133,31 @@ def dry_run(
     record: str | os.PathLike[str] | None = None,
     **row_options: Unpack[CommonRowKeywords],
 ) -> DryRun:
-    """Run an agent as training would, without Ray, a trainer or a GPU, and look at the rows.
+    """Run an agent as in training, without Ray, trainer or GPU, and build its rows.
 
-    Agents run in Agent-lightning's own runners, call the endpoint through agl_fast's proxy, and
-    their calls become rows as docs/rows.md says::
+    Agents run in Agent-lightning's runners and call the endpoint through agl_fast's proxy. Their
+    calls become rows as docs/rows.md specifies::
 
         print(agl_fast.dry_run(agent, tasks[:8], "http://localhost:8000/v1"))
 
     Args:
         agent: as for ``agentlightning.Trainer``; a plain function is decorated with ``rollout``.
         dataset: samples by index; each is a mapping.
-        endpoint: of an OpenAI-compatible server that returns token ids: vLLM.
-        model: as the server calls it. None: its first.
+        endpoint: URL of an OpenAI-compatible server that returns token ids, such as vLLM.
+        model: name on the server. None: its first model.
         api_key: of the server.
-        n_runners: 1: in this process, one rollout after another; more: a process each, forked.
+        n_runners: 1: in this process, one rollout after another; more: one forked process each.
         max_prompt_length, max_response_length, row_options: as for ``build_batch``.
         failed_rollouts, sampling, max_tokens: as for ``AgentModeDaemon``.
-        temperature: with which training would sample.
-        tokenizer: tells retokenised text from rewritten history.
-        tracer: Agent-lightning's; None: ``OtelTracer``, which follows rewards and nothing else.
-        seconds_per_call, seconds_per_rollout: the longest one may take.
-        record: a new file for the recording (docs/recording.md).
+        temperature: of sampling in training.
+        tokenizer: distinguishes retokenised text from rewritten history.
+        tracer: of Agent-lightning; None: ``OtelTracer``, which records rewards only.
+        seconds_per_call, seconds_per_rollout: limits on their duration.
+        record: path of a new recording (docs/recording.md).
 
     Raises:
-        ValueError, TypeError: an argument cannot work.
-        ConnectionError: the endpoint does not say which models it has.
+        ValueError, TypeError: an argument is invalid; the message names it.
+        ConnectionError: the endpoint does not list its models.
     """
     if n_runners < 1:
         raise ValueError(f"n_runners must be at least 1, got {n_runners}")
@@ -207,10 +207,10 @@ def dry_run(
 
 
 def first_model(endpoint: str, api_key: str | None) -> str:
-    """The first model that an OpenAI-compatible server names.
+    """Get the first model of an OpenAI-compatible server.
 
     Raises:
-        ConnectionError: it does not answer, or names none.
+        ConnectionError: the server does not answer, or lists no model.
     """
     url = f"{_base(endpoint)}/v1/models"
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
@@ -226,7 +226,7 @@ def first_model(endpoint: str, api_key: str | None) -> str:
 
 
 class _EndpointProxy(LLMProxy):
-    """Stays with one server, wherever the daemon believes the servers to be."""
+    """Sends all calls to one endpoint, whatever servers the daemon sets."""
 
     def __init__(self, model: str, endpoint: str, api_key: str | None, **settings: Any) -> None:
         self._endpoint_entry = {

@@ -1,6 +1,6 @@
-"""What each level of rows would cost and lose, of calls that agents have made.
+"""Estimate costs and lost tokens of each level from recorded calls.
 
-Needs neither verl nor Agent-lightning, but for `agl_fast.tools.analyze.store`.
+Needs neither verl nor Agent-lightning, except `agl_fast.tools.analyze.store`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
     "read_traces",
 ]
 
-# Loaded on first use: the options of the command need no torch.
+# Loaded on first use: parsing the command line needs no torch.
 _HOMES = {
     "Analysis": "tools.analyze.analysis",
     "Costs": "tools.analyze.costs",

@@ -1,4 +1,4 @@
-"""What to do about it, by rule."""
+"""Recommend a level and limits."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from agl_fast.rows.mismatches import causes_in_words
 from agl_fast.rows.options import TREE_MAX_TOKENS
 from agl_fast.tools.analyze.analysis import Analysis
 
-# A level that saves less is not worth other rows than one has.
+# A level that saves less is not worth a change.
 WORTH = 1.2
 
-# Without a tokenizer, as much as ids tell.
+# Explanations without a tokenizer, from ids alone.
 _KINDS = {
     "history_rewritten": (
         "an earlier answer or what follows it is no longer what it was: the chat template renders "
@@ -28,9 +28,9 @@ _KINDS = {
 
 
 def best_level(analysis: Analysis) -> LevelName:
-    """The one to train at: the simplest of which no other is ``WORTH`` times cheaper.
+    """The recommended level: the simplest unless another one is ``WORTH`` times cheaper.
 
-    Level tree only where it takes the model.
+    Level tree only if it supports the model.
     """
     gains = [_gain(analysis, than, "tree") for than in ("transition", "trajectory")]
     if min(gains) >= WORTH and not analysis.tree_refusals:
@@ -41,7 +41,7 @@ def best_level(analysis: Analysis) -> LevelName:
 
 
 def advice(analysis: Analysis) -> str:
-    """A paragraph."""
+    """The recommendation as a paragraph."""
     best = best_level(analysis)
     return " ".join(
         [*_of_level(analysis, best), *_of_limits(analysis, best), *_of_breaks(analysis)]
@@ -49,7 +49,7 @@ def advice(analysis: Analysis) -> str:
 
 
 def _gain(analysis: Analysis, than: LevelName, level: LevelName) -> float:
-    """How many times less ``level`` costs, where nothing is cut."""
+    """Cost of level ``than`` divided by that of ``level``, without limits."""
     if analysis.model is not None:
         costs = analysis.model.costs_without_limits
         return costs[than].flops / costs[level].flops
@@ -129,5 +129,5 @@ def _of_breaks(analysis: Analysis) -> Iterator[str]:
 
 
 def _broken_calls(analysis: Analysis) -> dict[str, int]:
-    """By what can be mended; conversations of their own need no cure."""
+    """Broken prefixes that can be avoided, by kind; new conversations cannot."""
     return {each.kind: each.calls for each in analysis.breaks if each.kind in _KINDS}

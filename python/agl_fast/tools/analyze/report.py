@@ -1,4 +1,4 @@
-"""An analysis as text, and as JSON."""
+"""Format an analysis as text or JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GIB = 2**30
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:
-    """Everything, in plain types; names are those of the classes' attributes."""
+    """The analysis in plain types, named as the attributes."""
     found = asdict(analysis)
     for level in LEVELS:
         found["layouts"][level]["lost"] = analysis.layouts[level].lost
@@ -29,7 +29,7 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
 
 
 def as_text(analysis: Analysis) -> str:
-    """Tables, and the advice."""
+    """Tables and the recommendation."""
     parts = [
         "\n".join(_of_traces(analysis)),
         _table(["", *LEVELS], _of_layouts(analysis)),
@@ -102,7 +102,7 @@ def _of_layouts(analysis: Analysis) -> Iterator[list[str]]:
 def _of_each_trained(
     analysis: Analysis, per_trained: str, ratio: str, costs: Sequence[float]
 ) -> Iterator[list[str]]:
-    """A level that loses tokens is cheap, so that costs compare where all train as many."""
+    """Cost per trained token, and ratios of costs if all levels train the same tokens."""
     trained = [analysis.layouts[level].accounting.trained for level in LEVELS]
     shares = [cost / n if n else None for cost, n in zip(costs, trained, strict=True)]
     yield [per_trained, *("-" if each is None else f"{each:.3g}" for each in shares)]

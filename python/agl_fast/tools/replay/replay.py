@@ -1,4 +1,4 @@
-"""A recording through the trainer's own rows and step."""
+"""Replay a recording through the trainer's own code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# First: it keeps litellm, which agentlightning imports, off the internet.
+# First: it disables litellm's download when agentlightning imports it.
 from agl_fast.rollouts import Outcome  # isort: skip
 
 import torch
@@ -26,9 +26,9 @@ from agl_fast.training.step_metrics import configured_widths
 from agl_fast.verl.config import compose
 from agl_fast.verl.config.renamed_keys import leaves
 
-# Where a recording without settings says nothing about how it was learned from.
+# For recordings without settings.
 _ADVANTAGES = {"algorithm": {"adv_estimator": "grpo"}}
-# They name places of the run, or what is not there in a replay.
+# Paths and resources of the recorded run.
 _NOT_REPLAYED = (
     "agentlightning.record_dir",
     "agentlightning.trace_aggregator.mismatch_log_dir",
@@ -41,16 +41,16 @@ _NOT_REPLAYED = (
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """What became of a recording. ``print`` shows it.
+    """Result of a replay. ``print`` shows it.
 
     Attributes:
         recording: as read.
         batch: its rows.
         metrics: ``training/*``, and with a model those of the step.
-        summary: where the sampled tokens went.
+        summary: sampled tokens by class, in words.
         weights: after the step, by name; empty without a model.
-        fingerprint: SHA-256 of them; None without a model.
-        seconds: that the parts of the step took, by name as in ``timing_s/*``.
+        fingerprint: SHA-256 of the weights; None without a model.
+        seconds: durations of the step's parts, by name as in ``timing_s/*``.
     """
 
     recording: Recording
@@ -87,21 +87,22 @@ def replay(
     reference: str | os.PathLike[str] | None = None,
     seed: int = 0,
 ) -> Replay:
-    """Build a recording's rows as its run did; with a model, take the step it took.
+    """Rebuild a recording's rows; with a model, repeat the training step.
 
-    Same recording, settings, model and seed: the same update, bit for bit, on one machine's CPU.
+    On one machine's CPU, the same recording, settings, model and seed give a bit-identical update.
 
     Args:
-        overrides: of the recorded settings, as a tree; a recording without settings is learned
-            from by GRPO, all rollouts in one mini-batch.
-        model: folder with the weights that the step begins with. None: no step.
-        reference: folder of the reference policy, where the settings ask for one; None: the model.
-        seed: of everything random.
+        path: of the recording.
+        overrides: tree of settings laid over the recorded ones. A recording without settings is
+            trained with GRPO, all rollouts in one mini-batch.
+        model: folder of the weights before the step. None: no step.
+        reference: folder of the reference policy, if the settings use one; None: the model.
+        seed: of all random generators.
 
     Raises:
-        OSError, RecordingError: the file cannot be read, or something in it is wrong.
+        OSError, RecordingError: the file cannot be read, or is not a valid recording.
         TypeError, ValueError: a setting, or a recorded call, is wrong; the message names it.
-        EmptyBatchError: no rollout gives a row.
+        EmptyBatchError: no call has a row.
     """
     recording = read_recording(path)
     settings = OmegaConf.create(dict(overrides or {}))
@@ -143,7 +144,7 @@ def _rows(recording: Recording, config: Any) -> TrainingRows:
                 rollout.rollout_id,
                 rollout.data_id,
                 rollout.sample or {},
-                rollout.status or SUCCEEDED,  # traces do not say
+                rollout.status or SUCCEEDED,  # token traces have no status
                 rollout.calls,
                 rollout.reward,
             )
@@ -152,7 +153,7 @@ def _rows(recording: Recording, config: Any) -> TrainingRows:
 
 
 def _with_step(built: Replay, config: Any, model: str, reference: str, seed: int) -> Replay:
-    # Only now: a step needs verl's engine, rows do not.
+    # Imported late: only a step needs verl's engine.
     from agl_fast.tools.replay.one_process import OneProcess, fingerprint, one_process
     from agl_fast.training import ppo_step
 
@@ -195,10 +196,10 @@ def _kl_controller(config: Any) -> Any:
 
 
 def replayed_config(recording: Recording, overrides: Mapping[str, Any]) -> Any:
-    """The recorded settings with the user's laid over them; resolved, for one process.
+    """Compose the recorded settings with the user's overrides, resolved, for one process.
 
     Raises:
-        TypeError, ValueError: they cannot work here; the message names the key.
+        TypeError, ValueError: a setting is invalid; the message names the key.
     """
     rows, recorded = recording.about.get("rows"), recording.about.get("settings")
     settings = OmegaConf.merge(
@@ -211,7 +212,7 @@ def replayed_config(recording: Recording, overrides: Mapping[str, Any]) -> Any:
         node = OmegaConf.select(settings, group)
         if node is not None and name in node:
             del node[name]
-    # What the run had accepted need not be known here; a misspelt override is an error.
+    # Recorded keys may be unknown to this version; an unknown override is an error.
     accepted = [key for key, _ in leaves(OmegaConf.to_container(settings))]
     merged = OmegaConf.merge(settings, OmegaConf.create(dict(overrides)))
     config = compose(merged, added=accepted).config
@@ -220,7 +221,7 @@ def replayed_config(recording: Recording, overrides: Mapping[str, Any]) -> Any:
 
 
 def _of_groups(recording: Recording) -> dict[str, Any]:
-    """One mini-batch of all rollouts, whatever the groups' sizes."""
+    """Settings that put all rollouts into one mini-batch, whatever the group sizes."""
     n_rollouts = max(1, len(recording.rollouts))
     n_groups = max(1, len({rollout.data_id for rollout in recording.rollouts}))
     return {
