@@ -207,10 +207,10 @@ def test_advice_names_the_level_that_is_worth_it() -> None:
     longer = list(range(1, 50))
     merging = analyzed([rollout((longer[:40], [90]), ([*longer[:40], 90, 8], [91]))])
     assert best_level(merging) == "trajectory"
-    assert "Level tree gains nothing worth having here: 1.00×" in advice(merging)
+    assert "Level tree saves too little here: 1.00×" in advice(merging)
     single = analyzed([rollout(([1, 2], [3]))])
     assert best_level(single) == "transition"
-    assert "Level tree gains nothing worth having here: 1.00×" in advice(single)
+    assert "Level tree saves too little here: 1.00×" in advice(single)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert told["limits"]["trajectory"]["max_response_length"] == 7
     assert told["layouts"]["transition"]["accounting"]["trained"] == 2
     assert told["model"] is None
-    assert told["advice"].startswith("Level transition is as good as any")
+    assert told["advice"].startswith("Level transition is sufficient")
 
 
 def test_files_need_neither_verl_nor_agentlightning() -> None:

@@ -16,20 +16,21 @@ FITTING = "training/limits_that_fit/"
 MISMATCH_CAUSES = "training/mismatch_causes/"
 
 _REASONS = {
-    "aborted": "cut off by a weight sync",
-    "excluded": "not to be trained",
-    "empty": "without a prompt",
-    "overlong_prompt": "prompts over the limit",
+    "aborted": "interrupted by a weight sync",
+    "excluded": "calls excluded from training",
+    "empty": "calls without a prompt",
+    "overlong_prompt": "prompts longer than the limit",
     "truncated_rollout": "truncated rollouts",
 }
 _KINDS = {
-    "shortened": "whose history was shortened",
-    "retokenised": "whose history was tokenised anew, to other ids for the same text",
+    "shortened": "with a shortened history",
+    "retokenised": "with a retokenised history (same text, other ids)",
     "generation_prompt": (
-        "whose history lacks what the chat template puts before an answer, as an empty think block"
+        "with a history that lacks the generation prompt of the chat template, such as an empty "
+        "think block"
     ),
-    "new_conversation": "that began a conversation of their own",
-    "history_rewritten": "whose history was rewritten",
+    "new_conversation": "in a new conversation",
+    "history_rewritten": "with a rewritten history",
 }
 # Kinds that level tree helps with; a new conversation shares nothing.
 _BROKEN = ("shortened", "retokenised", "generation_prompt", "history_rewritten")
@@ -38,11 +39,11 @@ _BROKEN = ("shortened", "retokenised", "generation_prompt", "history_rewritten")
 # training/proxy/{name}_tokens: sampled tokens outside the batch (docs/rows.md).
 _LOST = {
     "refused": "in answers that the proxy refused",
-    "client_gone": "for agents that left",
+    "client_gone": "for agents that disconnected",
     "incomplete": "in answers that broke off",
     "duplicate": "recorded twice",
-    "discarded": "by attempts that were given up",
-    "late": "after the end of the rollout",
+    "discarded": "in discarded attempts",
+    "late": "after the end of their rollout",
     "forgotten": "for rollouts that never ended",
 }
 _FINISH_REASON = "training/finish_reason/"
@@ -151,14 +152,14 @@ class TokenSummary:
         total = sum(lost.values())
         if total > NOTEWORTHY * self._sampled:
             told = ", ".join(f"{n:,} {words}" for words, n in lost.items() if n)
-            yield f"Beyond these, servers sampled {_counted(total, 'token')} for no row: {told}."
+            yield f"The servers sampled {_counted(total, 'token')} outside the batch: {told}."
 
     def _mismatches(self) -> Iterator[str]:
         if self._level.row_is_call:
             if self._count("n_calls") > self._count("n_rollouts"):
                 yield (
-                    "At level transition every call is a row of its own; at level trajectory calls "
-                    "that extend each other share one."
+                    "Level transition builds one row per call; level trajectory merges calls that "
+                    "extend each other into one row."
                 )
             return
         if not self._level.merges_calls:  # no chains, so no mismatches
@@ -169,8 +170,8 @@ class TokenSummary:
             return
         told = [f"{n} {_KINDS[kind]}" for kind, n in kinds.items() if n]
         yield (
-            f"{_counted(sum(kinds.values()), 'call')} extended no earlier one, so that their "
-            f"prompts are rows' own: {', '.join(told)}."
+            f"{_counted(sum(kinds.values()), 'call')} broke the prefix of the calls before and "
+            f"started a new row: {', '.join(told)}."
         )
         prefix = MISMATCH_CAUSES.removeprefix("training/")
         causes = {
@@ -181,7 +182,7 @@ class TokenSummary:
         if any(causes.values()):
             yield causes_in_words(causes)
         if any(kinds[kind] for kind in _BROKEN) and not self._tree_is_refused:
-            yield "Level tree trains such calls without repeating the tokens they still share."
+            yield "Level tree does not repeat the tokens that such calls still share."
 
     def _limits(self) -> Iterator[str]:
         if not self.is_noteworthy:

@@ -37,17 +37,17 @@ _PROXY_WORDS = {
     "client_errors": "calls were refused by the server (4xx)",
     "server_errors": "calls failed at the server (5xx, or out of reach)",
     "timeouts": "calls took too long",
-    "bad_requests": "requests were malformed, or asked for what cannot be trained on",
-    "unknown_models": "requests were for a model that the server does not have",
-    "not_supported": "requests were for an endpoint that is not recorded",
+    "bad_requests": "requests were malformed, or cannot be trained on",
+    "unknown_models": "requests named a model that the server does not have",
+    "not_supported": "requests used an endpoint that is not recorded",
     "unrecorded": "requests were not recorded: does the agent use the resource's own address "
     "(llm.get_base_url(rollout_id, attempt_id))?",
-    "sampling_overridden": "requests asked for other sampling than the run's, and lost",
+    "sampling_overridden": "requests had sampling parameters that were replaced by the run's",
     "sampling_unenforced": "requests constrained what is sampled, which the trainer's log-probs do "
     "not account for",
     "fields_unknown": "requests had fields that vLLM does not know",
-    "seeded": "requests had a seed: rollouts of one sample may all be alike",
-    "client_gone": "requests were given up by the agent",
+    "seeded": "requests had a seed: rollouts of one sample may be identical",
+    "client_gone": "requests were cancelled by the agent",
 }
 
 
@@ -78,7 +78,7 @@ class DryRun:
             yield from self._about_rewards(self.batch)
             yield from self._about_rows(self.batch)
         else:
-            yield "no rows: no rollout left a call that could be trained on"
+            yield "no rows: no rollout has a trainable call"
         yield str(self.summary)
         for name, words in _PROXY_WORDS.items():
             if n := int(self.metrics.get(f"training/proxy/{name}", 0)):
@@ -96,7 +96,7 @@ class DryRun:
             groups.setdefault(entry.data_id, set()).add(entry.reward)
         if len(groups) < len(rewards):
             flat = sum(len(values) == 1 for values in groups.values())
-            yield f"{flat} of {len(groups)} samples gave one reward only: nothing to compare there"
+            yield f"{flat} of {len(groups)} groups have equal rewards: their advantages are 0"
 
     def _about_rows(self, batch: agl_fast.Batch) -> Iterator[str]:
         n_calls = sum(entry.n_calls for entry in batch.rollouts)
@@ -220,7 +220,7 @@ def first_model(endpoint: str, api_key: str | None) -> str:
             return str(json.load(answer)["data"][0]["id"])
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise ConnectionError(
-            f"endpoint={endpoint!r} does not say which models it has ({url}: {error!r}): expected "
+            f"endpoint={endpoint!r} does not list its models ({url}: {error!r}): expected "
             "the address of an OpenAI-compatible server, or give the model's name"
         ) from error
 

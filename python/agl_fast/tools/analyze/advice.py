@@ -15,15 +15,15 @@ WORTH = 1.2
 # Explanations without a tokenizer, from ids alone.
 _KINDS = {
     "history_rewritten": (
-        "an earlier answer or what follows it is no longer what it was: the chat template renders "
-        "it otherwise, or the agent edits it. With --tokenizer the cause is named"
+        "an earlier answer or a later message changed: the chat template renders it differently, "
+        "or the agent edits it. --tokenizer finds the cause"
     ),
     "generation_prompt": (
         "the history lacks what the chat template puts before an answer, such as an empty think "
         "block. A template that writes it in both places, or in neither, merges at level trajectory"
     ),
-    "retokenised": "the history is tokenised anew, to other ids for the same text",
-    "shortened": "the agent removes turns at the end of its history, or samples a prompt again",
+    "retokenised": "the history was tokenised again, to other ids for the same text",
+    "shortened": "the agent removes the last turns of its history, or repeats a prompt",
 }
 
 
@@ -64,29 +64,31 @@ def _of_level(analysis: Analysis, best: LevelName) -> Iterator[str]:
     if best == "tree":
         yield (
             f"Train at level tree: {trees:.2f}× fewer {unit} than one row a call, "
-            f"{over_merged:.2f}× fewer than level trajectory, and every sampled token stands in "
-            "its exact context."
+            f"{over_merged:.2f}× fewer than level trajectory, and every sampled token keeps its "
+            "exact context."
         )
         return
     if best == "trajectory":
         yield f"Train at level trajectory: {merged:.2f}× fewer {unit} than one row a call."
     else:
         yield (
-            f"Level transition is as good as any: level trajectory takes {merged:.2f}× fewer "
+            f"Level transition is sufficient: level trajectory needs only {merged:.2f}× fewer "
             f"{unit}."
         )
     if analysis.tree_refusals:
-        yield (f"Level tree does not take this model: it has {', '.join(analysis.tree_refusals)}.")
+        yield (
+            f"Level tree does not support this model: it has {', '.join(analysis.tree_refusals)}."
+        )
         return
     compared = over_merged if best == "trajectory" else trees
-    yield f"Level tree gains nothing worth having here: {compared:.2f}× fewer {unit} than that."
+    yield f"Level tree saves too little here: {compared:.2f}× fewer {unit} than that."
 
 
 def _of_limits(analysis: Analysis, best: LevelName) -> Iterator[str]:
     layout = analysis.layouts[best]
     if layout.lost:
         yield (
-            f"Limits take {layout.lost / analysis.sampled:.1%} of the sampled tokens there; "
+            f"Limits cut {layout.lost / analysis.sampled:.1%} of the sampled tokens there; "
             f"nothing is lost with {_fitting(analysis, best)}."
         )
     else:

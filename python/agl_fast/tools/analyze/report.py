@@ -58,15 +58,14 @@ def _of_traces(analysis: Analysis) -> Iterator[str]:
         f"rewards: {rewards.mean:.3g} on average, {rewards.lowest:.3g} to {rewards.highest:.3g}"
         + (f"; {rewards.missing:,} rollouts have none" if rewards.missing else "")
         + (
-            f"; {rewards.flat_groups:,} of {rewards.groups:,} samples with several rollouts gave "
-            "one reward only"
+            f"; {rewards.flat_groups:,} of {rewards.groups:,} groups have equal rewards"
             if rewards.groups
             else ""
         )
     )
     if analysis.statuses:
         told = ", ".join(f"{n:,} {status}" for status, n in sorted(analysis.statuses.items()))
-        yield f"ended: {told}; all of them are counted here"
+        yield f"final status: {told}; all are counted"
     yield from analysis.notes
 
 
