@@ -10,11 +10,9 @@ LevelName = Literal["transition", "trajectory", "tree"]
 LEVELS: tuple[LevelName, ...] = get_args(LevelName)
 
 _AGGREGATOR = "agentlightning.trace_aggregator"
-_CALL_WIDTHS = {
-    name: f"data.{name}"  # verl's keys, limits of a call
-    for name in ("max_prompt_length", "max_response_length")
-}
-_ROW_LIMITS = ("max_prompt_length", "max_response_length", "max_total_length")
+_WIDTHS = ("max_prompt_length", "max_response_length")
+_CALL_WIDTHS = {name: f"data.{name}" for name in _WIDTHS}  # verl's keys, limits of a call
+_ROW_LIMITS = (*_WIDTHS, "max_total_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +34,12 @@ class Level:
     is_tree: bool
     limits: tuple[str, ...]
     keys: Mapping[str, str]
+
+    def row_length_options(self, *, has_total_limit: bool) -> tuple[str, ...]:
+        """Names of the row options whose sum is the length of the longest row."""
+        if self.is_tree:
+            return ("tree_max_tokens",)
+        return ("max_total_length",) if has_total_limit else _WIDTHS
 
     @staticmethod
     def of(name: str) -> Level:

@@ -31,7 +31,7 @@ TREE_MAX_TOKENS = 16384
 
 _AGGREGATOR = "agentlightning.trace_aggregator"
 # Defaults of a configuration that differ from those of `build_batch`.
-_CONFIG_DEFAULTS = {"level": "transition", "trim": True}
+_CONFIG_DEFAULTS: dict[str, Any] = {"level": "transition", "trim": True}
 
 
 class CommonRowKeywords(TypedDict, total=False):
@@ -209,11 +209,7 @@ class RowOptions:
     @property
     def row_length_options(self) -> tuple[str, ...]:
         """Names of the options whose sum is the length of the longest row."""
-        if self.rules.is_tree:
-            return ("tree_max_tokens",)
-        if self.max_total_length is not None:
-            return ("max_total_length",)
-        return "max_prompt_length", "max_response_length"
+        return self.rules.row_length_options(has_total_limit=self.max_total_length is not None)
 
     def keywords(self, **changes: Any) -> RowKeywords:
         """These options as keyword arguments of `build_batch` and `BatchBuilder`, with changes."""

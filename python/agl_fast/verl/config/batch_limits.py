@@ -7,7 +7,7 @@ from collections.abc import Collection
 from omegaconf import DictConfig, OmegaConf
 
 from agl_fast.rows.levels import Level
-from agl_fast.rows.options import RowOptions, config_keys
+from agl_fast.rows.options import config_keys
 from agl_fast.tree.engine_name import ENGINE
 from agl_fast.verl.model_files import vocabulary_size
 
@@ -129,10 +129,12 @@ def fit_micro_batches(config: DictConfig, user_keys: Collection[str]) -> list[st
 
 def longest_row(config: DictConfig) -> tuple[int, str]:
     """The tokens of the longest row, and the keys that say so."""
-    options = RowOptions.from_config(config)
-    keys = config_keys(options.level)
-    names = options.row_length_options
-    longest = sum(getattr(options, name) for name in names)
+    level = Level.of(config.agentlightning.trace_aggregator.level)
+    keys = config_keys(level.name)
+    total = keys.get("max_total_length")
+    has_total_limit = total is not None and bool(OmegaConf.select(config, total))
+    names = level.row_length_options(has_total_limit=has_total_limit)
+    longest = sum(OmegaConf.select(config, keys[name]) for name in names)
     equals = "=" if len(names) == 1 else " = "
     named = f"{' + '.join(keys[name] for name in names)}{equals}{longest}"
     # A row is a context of the servers.
