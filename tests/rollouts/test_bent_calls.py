@@ -38,7 +38,7 @@ def column(*samplings: Any, **policy: Any) -> list[Any] | None:
     for name, of_rollout in (("a", calls), ("b", [Call([1], [2], sampling=RUN)])):
         found = Rollout(name, "g", of_rollout, 1.0)
         rows.add(Outcome(name, "g", {}, "succeeded", found.calls, found.reward))
-    found = rows.builder(16, 16, "cpu").columns.get("bent_calls_list")
+    found = rows.build(16, 16, "cpu").columns.get("bent_calls_list")
     return None if found is None else list(found)
 
 

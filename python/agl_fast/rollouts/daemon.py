@@ -387,7 +387,7 @@ class AgentModeDaemon:
         )
         metrics |= self._concurrency_metrics(finished.outcomes)
         try:
-            batch = self._rows.builder(max_prompt_length, max_response_length, device, global_steps)
+            batch = self._rows.build(max_prompt_length, max_response_length, device, global_steps)
         except agl_fast.EmptyBatchError as error:
             happened = {name: value for name, value in metrics.items() if value}
             what = f"step {global_steps}: none of {len(finished.outcomes)} rollouts gave a row"

@@ -110,7 +110,7 @@ def replay(
         OmegaConf.update(settings, "actor_rollout_ref.model.path", os.fspath(model), force_add=True)
     config = replayed_config(recording, OmegaConf.to_container(settings))
     rows = _rows(recording, config)
-    batch = rows.builder(*configured_widths(config), "cpu")
+    batch = rows.build(*configured_widths(config), "cpu")
     metrics = {
         **batch.metrics,
         **{f"training/{name}": n for name, n in rows.counts.items()},
