@@ -69,9 +69,7 @@ def test_real_traces_are_counted_as_built(name: str, level: Any, given: dict[str
     traces = read_traces([DATA / f"{name}.jsonl.gz"], given)
     rollouts = traces.rollouts[:5]
     chosen = traces.limits[level]
-    batch = agl_fast.build_batch(
-        rollouts, level=level, pad_token_id=0, trim=given == WHOLE, **chosen.options()
-    )
+    batch = agl_fast.build_batch(rollouts, **chosen.options(level, trim=given == WHOLE).keywords())
     assert_counts_what_is_built(lay_out(rollouts, level, chosen).layout, batch)
 
 
@@ -95,7 +93,7 @@ def test_simulated_agents_are_counted_as_built(
     chosen = Limits(**given)
     found = lay_out(native, level, chosen).layout
     try:
-        batch = agl_fast.build_batch(native, level=level, pad_token_id=0, **chosen.options())
+        batch = agl_fast.build_batch(native, **chosen.options(level).keywords())
     except agl_fast.EmptyBatchError as error:
         empty = error.accounting
     else:
