@@ -207,6 +207,30 @@ def test_servers_that_never_got_the_weights_end_the_run_within_two_steps(precisi
         judge(PolicyAudit(Scope(precision)), *[step_of(*pair)] * 2)
 
 
+@pytest.mark.parametrize(
+    ("precision", "moved"), [("16-bit", 0.2), ("16-bit", 0.5), ("quantised", 0.5)]
+)
+def test_a_lost_sync_shows_in_logits_that_were_equal_before(precision, moved, caplog):
+    """A random model: its probabilities are all alike, before and after the first updates."""
+    audits = PolicyAudit(Scope(precision))
+    audits.judge(step_of(*sampled(512, 0.05, 0.0007)))
+    lost = [step_of(*sampled(512, 0.05, moved, seed=each)) for each in (1, 2)]
+    assert all(each.gap.mean < 0.005 for each in lost)
+    assert caplog.text == ""
+    with pytest.raises(PolicyMismatchError):
+        judge(audits, *lost)
+
+
+@pytest.mark.parametrize("precision", ["16-bit", "quantised"])
+def test_rounding_that_grows_with_the_logits_is_no_lost_sync(precision, caplog):
+    """From a random model to one that knows its answers: 12 / 0.05 times the rounding."""
+    audits = PolicyAudit(Scope(precision))
+    for spread in (0.05, 0.5, 2.0, 5.0, 12.0):
+        for seed in range(2):
+            audits.judge(step_of(*sampled(512, spread, spread / 200, seed=seed)))
+    assert caplog.text == ""
+
+
 def pair_of(difference: float, correlation: float) -> Gap:
     """1,000 tokens with these values, and logits as far apart as they would be."""
     n, variance = 1000, 0.1

@@ -15,6 +15,9 @@ logger = logging.getLogger(__name__)
 
 # A gap may grow so many times over that of the first step.
 HEALTHY_GROWTH, BROKEN_GROWTH = 3.0, 4.0
+# An error of logits that grows so many times over the first step's is not rounding, even where
+# probabilities are all alike, as a random model's: their differences are small, whatever happens.
+SUDDEN_GROWTH = 50.0
 # So many verdicts in a row end a run that does not compute in float32.
 BROKEN_VERDICTS = 2
 
@@ -41,16 +44,21 @@ class Limit:
     of_logits: float
     of_logits_alone: float
 
-    def relaxed(self, first: Gap | None, growth: float, ceiling: Limit) -> Limit:
-        """At least `growth` times the first step's gap, and never beyond the ceiling."""
+    def relative_to(self, first: Gap | None, growth: float, ceiling: Limit, floor: float) -> Limit:
+        """At least `growth` times the first step's gap, and never beyond the ceiling.
+
+        An error of logits alone is too large, too, at `SUDDEN_GROWTH` times the first step's, from
+        `floor` on.
+        """
         if first is None:
             return self
+        sudden = min(self.of_logits_alone, max(floor, SUDDEN_GROWTH * first.of_logits))
         uncorrelated = 0.0 if first.correlation != first.correlation else 1 - first.correlation
         return Limit(
             min(max(self.difference, growth * first.mean), ceiling.difference),
             max(min(self.correlation, 1 - growth * uncorrelated), ceiling.correlation),
             min(max(self.of_logits, growth * first.of_logits), ceiling.of_logits),
-            max(self.of_logits_alone, growth * first.of_logits),
+            max(sudden, growth * first.of_logits),
         )
 
     def is_exceeded_by(self, gap: Gap) -> bool:
@@ -142,7 +150,7 @@ class PolicyAudit:
         ceiling = NO_CEILING if self.scope.is_relative else CEILING
         is_exact = limits.healthy == limits.broken
         first = None if is_exact else self.first
-        broken = limits.broken.relaxed(first, BROKEN_GROWTH, ceiling)
+        broken = limits.broken.relative_to(first, BROKEN_GROWTH, ceiling, limits.healthy.of_logits)
         if broken.is_exceeded_by(gap):
             self._n_broken += 1
             message = self._message(gap, broken)
@@ -154,7 +162,9 @@ class PolicyAudit:
         if self.first is None:
             self.first = gap
             return
-        healthy = limits.healthy.relaxed(first, HEALTHY_GROWTH, ceiling)
+        healthy = limits.healthy.relative_to(
+            first, HEALTHY_GROWTH, ceiling, limits.healthy.of_logits
+        )
         if healthy.is_exceeded_by(gap):
             logger.warning("%s", self._message(gap, healthy))
 
