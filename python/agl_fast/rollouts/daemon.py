@@ -375,6 +375,20 @@ class AgentModeDaemon:
             RuntimeError: this is a validation, or rollouts are still running.
             EmptyBatchError: no rollout gave a row.
         """
+        batch, metrics = self.training_batch(
+            max_prompt_length, max_response_length, device, global_steps
+        )
+        rows = DataProto.from_dict(tensors=dict(batch.tensors), non_tensors=dict(batch.columns))
+        return rows, metrics
+
+    def training_batch(
+        self,
+        max_prompt_length: int,
+        max_response_length: int,
+        device: torch.device | str | None,
+        global_steps: int,
+    ) -> tuple[agl_fast.Batch, dict[str, Any]]:
+        """``get_train_data_batch`` with an ``agl_fast.Batch`` in place of verl's DataProto."""
         finished = self._finished(is_train=True)
         if told := self.failures.add(finished.outcomes):
             print(f"agl_fast: step {global_steps}: {told}", flush=True)
@@ -395,8 +409,7 @@ class AgentModeDaemon:
                 f"{what}: {error}; {happened}", error.accounting, error.metrics | metrics
             ) from error
         self.last_batch = batch
-        rows = DataProto.from_dict(tensors=dict(batch.tensors), non_tensors=dict(batch.columns))
-        return rows, {**batch.metrics, **metrics}
+        return batch, {**batch.metrics, **metrics}
 
     def _concurrency_metrics(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         measured = concurrency(outcomes, len(self._server_addresses))

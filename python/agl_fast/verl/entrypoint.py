@@ -15,8 +15,7 @@ from typing import Any
 
 import ray
 from omegaconf import OmegaConf, open_dict
-from verl.single_controller.ray import RayWorkerGroup
-from verl.trainer.ppo.ray_trainer import ResourcePoolManager
+from verl.single_controller.ray import RayWorkerGroup, ResourcePoolManager
 from verl.trainer.ppo.utils import Role, create_rl_sampler, need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name
@@ -28,8 +27,7 @@ from agl_fast.training import AgentLightningTrainer
 from agl_fast.training.checkpoints import last_saved_step
 from agl_fast.training.datasets import Samples
 from agl_fast.training.step import check_config
-from agl_fast.training.tree_checks import require_tree_workers
-from agl_fast.training.worker_groups import set_objectives
+from agl_fast.training.worker_groups import require_tree_workers, set_objectives
 from agl_fast.tree.refusals import require_tree_config
 from agl_fast.verl.config.attention_choice import CRITIC, uses_engine
 from agl_fast.verl.device_choice import CPU, PLATFORM_VARIABLE
