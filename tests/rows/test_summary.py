@@ -156,7 +156,6 @@ def test_levels_are_compared_where_neither_loses_tokens(
 
 
 def training_rows(**aggregator: Any) -> TrainingRows:
-    from agl_fast.rollouts.finished import Outcome
     from agl_fast.training.credit import CreditAssignment
 
     rows = TrainingRows(
@@ -164,5 +163,5 @@ def training_rows(**aggregator: Any) -> TrainingRows:
     )
     for name, prompt in (("a", [1, 2]), ("b", [1])):
         calls = [agl_fast.Call(prompt, [5] * 5)]
-        rows.add(Outcome(name, "g", {}, "succeeded", calls, 1.0))
+        rows.add(agl_fast.Rollout(name, "g", calls, 1.0))
     return rows

@@ -17,21 +17,18 @@ from verl import DataProto
 import agl_fast
 from agl_fast.proxy.answer_checks import ModelLimits
 from agl_fast.recording import RunRecorder
-from agl_fast.rollouts.batch_runner import RunningBatch
-from agl_fast.rollouts.concurrency import concurrency
+from agl_fast.rollouts.batch_runner import RunningBatch, rollout_requests, samples_of
 from agl_fast.rollouts.daemon_settings import (
     check_arguments,
     model_entry,
     proxy_for,
     sampling_policies,
+    source_of,
 )
-from agl_fast.rollouts.failures import Failures
-from agl_fast.rollouts.finished import FailedRollouts, Outcome
+from agl_fast.rollouts.finished import FailedRollouts, FinishedRollout
 from agl_fast.rollouts.progress import Waiting
-from agl_fast.rollouts.rollout_metrics import ProxyCounts, run_metrics
+from agl_fast.rollouts.rollout_metrics import Failures, ProxyCounts, concurrency, run_metrics
 from agl_fast.rollouts.runners import FirstRunner
-from agl_fast.rollouts.samples import rollout_requests, samples_of
-from agl_fast.rollouts.sources import source_of
 from agl_fast.rollouts.training_rows import TrainingRows
 from agl_fast.rollouts.validation import ValidatedRollout, validation_metrics
 from agl_fast.training.credit import CreditAssignment
@@ -311,7 +308,10 @@ class AgentModeDaemon:
                 self.runner_silent_seconds,
                 self._first_runner,
             ),
-            {each.rollout_id: asked.input for each, asked in zip(rollouts, requests, strict=True)},
+            {
+                rollout.rollout_id: request.input
+                for rollout, request in zip(rollouts, requests, strict=True)
+            },
         )
 
     def run_until_all_finished(self, verbose: bool = True) -> None:
@@ -335,21 +335,21 @@ class AgentModeDaemon:
         if self.store is not None:
             self.llm_proxy.require_known_model()
 
-    def rollout_finished(self, outcome: Outcome) -> None:
-        """Called with each rollout of a training or validation batch; nothing by default.
+    def rollout_finished(self, rollout: FinishedRollout) -> None:
+        """Called with each rollout of a training or validation batch; does nothing by default.
 
-        For subclasses that print, keep or count what agents did. Called on the daemon's own thread
-        while other rollouts run, in the order of enqueuing, before a training rollout becomes rows
-        (failed ones included). It should return soon: nothing else is taken meanwhile. What it
-        raises ends ``run_until_all_finished``. The calls are trained on: read them only.
+        For subclasses that print, keep or count rollouts. Called on the daemon's own thread while
+        other rollouts run, in the order of enqueueing, failed rollouts included, before a training
+        rollout becomes rows. It should return quickly, as it delays other rollouts. An exception
+        ends ``run_until_all_finished``. Do not modify the calls: they are trained on.
         """
 
-    def _take(self, outcome: Outcome) -> None:
+    def _take(self, rollout: FinishedRollout) -> None:
         if self.run_recorder is not None:
-            self.run_recorder.record(outcome.rollout, self.policy_version, is_train=self.is_train)
-        self.rollout_finished(outcome)
+            self.run_recorder.record(rollout, self.policy_version, is_train=self.is_train)
+        self.rollout_finished(rollout)
         if self.is_train:
-            self._rows.add(outcome)
+            self._rows.add(rollout)
 
     def get_train_data_batch(
         self,
@@ -389,30 +389,30 @@ class AgentModeDaemon:
         global_steps: int,
     ) -> tuple[agl_fast.Batch, dict[str, Any]]:
         """``get_train_data_batch`` with an ``agl_fast.Batch`` in place of verl's DataProto."""
-        finished = self._finished(is_train=True)
-        if told := self.failures.add(finished.outcomes):
-            print(f"agl_fast: step {global_steps}: {told}", flush=True)
+        running = self._finished_batch(is_train=True)
+        if notice := self.failures.add(running.finished):
+            print(f"agl_fast: step {global_steps}: {notice}", flush=True)
         metrics = run_metrics(
-            finished.outcomes,
-            self._rows.counts + Counter(finished.counts),
+            running.finished,
+            self._rows.counts + Counter(running.counts),
             self._proxy_counts.so_far(),
-            time.time() - finished.enqueued_at,
+            time.time() - running.enqueued_at,
             self.run_recorder.counts if self.run_recorder is not None else {},
         )
-        metrics |= self._concurrency_metrics(finished.outcomes)
+        metrics |= self._concurrency_metrics(running.finished)
         try:
             batch = self._rows.build(max_prompt_length, max_response_length, device, global_steps)
         except agl_fast.EmptyBatchError as error:
             happened = {name: value for name, value in metrics.items() if value}
-            what = f"step {global_steps}: none of {len(finished.outcomes)} rollouts gave a row"
+            what = f"step {global_steps}: none of {len(running.finished)} rollouts gave a row"
             raise agl_fast.EmptyBatchError(
                 f"{what}: {error}; {happened}", error.accounting, error.metrics | metrics
             ) from error
         self.last_batch = batch
         return batch, {**batch.metrics, **metrics}
 
-    def _concurrency_metrics(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        measured = concurrency(outcomes, len(self._server_addresses))
+    def _concurrency_metrics(self, rollouts: Sequence[FinishedRollout]) -> dict[str, float]:
+        measured = concurrency(rollouts, len(self._server_addresses))
         if measured.notice is not None and not self._is_starvation_reported:
             self._is_starvation_reported = True
             logger.warning("%s", measured.notice)
@@ -424,11 +424,11 @@ class AgentModeDaemon:
         Raises:
             RuntimeError: this is not a validation, or rollouts are still running.
         """
-        finished = self._finished(is_train=False)
-        if told := Failures().add(finished.outcomes):
-            print(f"agl_fast: validation: {told}", flush=True)
+        rollouts = self._finished_batch(is_train=False).finished
+        if notice := Failures().add(rollouts):
+            print(f"agl_fast: validation: {notice}", flush=True)
         self.validated_rollouts = [
-            ValidatedRollout.of(each, self.reward_fillna_value) for each in finished.outcomes
+            ValidatedRollout.of(each, self.reward_fillna_value) for each in rollouts
         ]
         return validation_metrics(self.validated_rollouts)
 
@@ -452,10 +452,11 @@ class AgentModeDaemon:
             self._loop.run(batch.cancel(), what="cancelling rollouts", limit=limit)
         self._loop.run(self.llm_proxy.pause(), what="aborting requests", limit=limit)
 
-    def _finished(self, *, is_train: bool) -> RunningBatch:
+    def _finished_batch(self, *, is_train: bool) -> RunningBatch:
         if self.is_train != is_train:
-            expected, found = ("training", "validation") if is_train else ("validation", "training")
-            raise RuntimeError(f"the data is of a {found}, not of a {expected}")
+            phases = ("training", "validation")
+            expected, actual = phases if is_train else phases[::-1]
+            raise RuntimeError(f"the data is of a {actual}, not of a {expected}")
         if self._batch is None:
             raise RuntimeError("there is no data: call set_up_data_and_server")
         if running := len(self._batch.running):

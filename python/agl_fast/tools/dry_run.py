@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 # First: it disables litellm's download when agentlightning imports it.
-from agl_fast.rollouts import AgentModeDaemon, Outcome  # isort: skip
+from agl_fast.rollouts import AgentModeDaemon, FinishedRollout  # isort: skip
 
 import agentlightning
 
@@ -199,7 +199,7 @@ def dry_run(
     try:
         trainer.fit(agent, dataset)
         if writer is not None:
-            writer.write_many(outcome.rollout for outcome in algorithm.outcomes)
+            writer.write_many(algorithm.rollouts)
     finally:
         if writer is not None:
             writer.close()
@@ -244,12 +244,12 @@ class _EndpointProxy(LLMProxy):
 
 
 class _KeepingDaemon(AgentModeDaemon):
-    def __init__(self, outcomes: list[Outcome], **settings: Any) -> None:
+    def __init__(self, rollouts: list[FinishedRollout], **settings: Any) -> None:
         super().__init__(**settings)
-        self._kept_outcomes = outcomes
+        self._kept_rollouts = rollouts
 
-    def rollout_finished(self, outcome: Outcome) -> None:
-        self._kept_outcomes.append(outcome)
+    def rollout_finished(self, rollout: FinishedRollout) -> None:
+        self._kept_rollouts.append(rollout)
 
 
 class _DryRunAlgorithm(agentlightning.Algorithm):
@@ -260,14 +260,14 @@ class _DryRunAlgorithm(agentlightning.Algorithm):
         self._proxy = proxy
         self._rows = rows
         self._daemon_settings = daemon_settings
-        self.outcomes: list[Outcome] = []
+        self.rollouts: list[FinishedRollout] = []
         self.batch: agl_fast.Batch | None = None
         self.metrics: dict[str, float] = {}
 
     def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
         rows = self._rows
         daemon = _KeepingDaemon(
-            self.outcomes,
+            self.rollouts,
             port=None,
             mini_batch_size=1,
             pad_token_id=rows.pad_token_id,
@@ -288,8 +288,7 @@ class _DryRunAlgorithm(agentlightning.Algorithm):
             daemon.run_until_all_finished()
             widths = rows.max_prompt_length, rows.max_response_length
             try:
-                _, self.metrics = daemon.get_train_data_batch(*widths, "cpu", 1)
-                self.batch = daemon.last_batch
+                self.batch, self.metrics = daemon.training_batch(*widths, "cpu", 1)
             except agl_fast.EmptyBatchError as empty:
                 self.metrics = empty.metrics
         finally:
@@ -299,8 +298,7 @@ class _DryRunAlgorithm(agentlightning.Algorithm):
         summary = TokenSummary(self._rows.level)
         if self.batch is not None:
             summary.add(self.metrics)
-        rollouts = [outcome.rollout for outcome in self.outcomes]
-        return DryRun(rollouts, self.batch, self.metrics, summary)
+        return DryRun(list(self.rollouts), self.batch, self.metrics, summary)
 
 
 def _base(endpoint: str) -> str:

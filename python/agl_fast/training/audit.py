@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agl_fast.rollouts.bent_calls import COLUMN as BENT_CALLS
+from agl_fast.rollouts.training_rows import BENT_CALLS
 from agl_fast.training.audit_scope import Scope
 
 # Fewer tokens, or probabilities that are all alike, correlate by chance.

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 # First: it disables litellm's download when agentlightning imports it.
-from agl_fast.rollouts import Outcome  # isort: skip
+import agl_fast.rollouts  # isort: skip
 
 import torch
 from omegaconf import OmegaConf
 
 import agl_fast
 from agl_fast.recording import Recording, read_recording
-from agl_fast.rollouts.finished import SUCCEEDED
 from agl_fast.rollouts.training_rows import TrainingRows
 from agl_fast.rows.options import header_to_config
 from agl_fast.rows.token_summary import TokenSummary
@@ -139,16 +138,7 @@ def _rows(recording: Recording, config: Any) -> TrainingRows:
         reward_fillna_value=ours.reward_fillna_value,
     )
     for rollout in recording.rollouts:
-        rows.add(
-            Outcome(
-                rollout.rollout_id,
-                rollout.data_id,
-                rollout.sample or {},
-                rollout.status or SUCCEEDED,  # token traces have no status
-                rollout.calls,
-                rollout.reward,
-            )
-        )
+        rows.add(rollout)
     return rows
 
 
