@@ -25,12 +25,11 @@ import agl_fast
 from agl_fast.proxy.answer_checks import ModelLimits
 from agl_fast.rollouts import AgentModeDaemon, ValidatedRollout, validation_metrics
 from agl_fast.training.checkpoints import last_whole_checkpoint
-from agl_fast.training.closing import closing_lines, note_worst_audit
 from agl_fast.training.credit import credit_assignment
 from agl_fast.training.datasets import columns_of, repeated
-from agl_fast.training.empty_steps import EmptySteps
 from agl_fast.training.policy_audit import PolicyAudit
 from agl_fast.training.run_recording import padding_token_id, run_recorder, token_summary
+from agl_fast.training.run_summary import EmptySteps, closing_lines, note_worst_audit
 from agl_fast.training.step import PpoStep, ppo_step, step_without_rows, timed
 from agl_fast.training.step_metrics import configured_widths
 from agl_fast.training.step_rows import Rows
@@ -126,7 +125,7 @@ class AgentLightningTrainer(RayPPOTrainer):
             self.agent_mode_daemon.start()
             try:
                 self._fit()
-                self.empty_steps.require_learning()
+                self.empty_steps.require_updates()
             finally:
                 if hasattr(self.agent_mode_daemon, "stop"):
                     self.agent_mode_daemon.stop()
