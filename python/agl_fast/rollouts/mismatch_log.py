@@ -1,4 +1,4 @@
-"""Why calls of one rollout did not extend each other, written down for people."""
+"""Log files of prefix mismatches: why a call of a rollout did not extend an earlier one."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class MismatchLog:
     """Agent-lightning's three logs: ``template_mismatch.log``, ``retoken_mismatch.log`` and
     ``others_mismatch.log``, as text.
 
-    A case tells what the prompt begins with, and from the first difference on what the closest
-    chain of calls made expect and what was found, ids and text. Of each step a log has the first
-    ``CASES_A_STEP``, and it ends with ``LOG_BYTES``: metrics count them all.
+    An entry shows the tokens before the first difference, then the expected tokens of the closest
+    chain and the actual ones, as ids and text. Each log has the first ``CASES_A_STEP`` entries of a
+    step and at most about ``LOG_BYTES``; metrics count all mismatches.
 
     Args:
-        folder: made when there is something to write, for its owner only, as are the logs.
-        tokenizer: with ``decode``; None: no texts.
+        folder: created when needed; only its owner may read it and the logs.
+        tokenizer: with ``decode``; None: ids only.
     """
 
     def __init__(self, folder: str, tokenizer: Any) -> None:
@@ -43,7 +43,7 @@ class MismatchLog:
         rollouts: Sequence[agl_fast.Rollout],
         step: int | None = None,
     ) -> None:
-        """Write mismatches of a batch that was built of the rollouts.
+        """Write the mismatches of a batch.
 
         Raises:
             OSError: a file cannot be written.

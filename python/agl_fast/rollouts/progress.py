@@ -230,8 +230,8 @@ class Waiting:
             return
         if self._runners.are_all_silent and still > (self._runners.seconds or 0.0):
             raise TimeoutError(
-                f"no runner is left for {n_left} queued rollouts: none has given a sign of life "
-                f"for {self._runners.seconds:g} s"
+                f"no runner is left for {n_left} queued rollouts: none has sent a heartbeat for "
+                f"{self._runners.seconds:g} s"
             )
         first = self._first_runner
         if first.seconds is not None and not first.seen and still > first.seconds:

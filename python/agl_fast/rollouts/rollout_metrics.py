@@ -117,7 +117,7 @@ def run_metrics(
 _STATUSES = {
     "timeout": "took longer than agentlightning.llm_timeout_seconds",
     "deadline": "took longer than agentlightning.rollout_deadline_seconds",
-    "unresponsive": "were of a runner that gave no sign of life",
+    "unresponsive": "had a runner without heartbeats",
     "cancelled": "were cancelled",
     "failed": "failed without a known exception",
 }

@@ -1,4 +1,4 @@
-"""What a rollout's calls learn from: the hook of the user's own, then a credit strategy by name."""
+"""The rollout hook and the credit strategies of calls."""
 
 from agl_fast.rows.calls import trainable_calls
 from agl_fast.training.credit.assignment import CreditAssignment, credit_assignment
