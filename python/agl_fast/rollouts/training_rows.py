@@ -154,6 +154,7 @@ class TrainingRows:
             self._builder = agl_fast.BatchBuilder(device=device, **self._options.keywords(**limits))
             self._builder.add_many(self._kept)
         batch = self._builder.finish()
+        batch.columns.update(policy_version_columns(self._kept, batch))
         bent = bent_calls(self._kept, batch.columns["rollout_id_list"], self._policy)
         if bent is not None:
             batch.columns[BENT_CALLS] = bent
@@ -216,6 +217,38 @@ class TrainingRows:
             f"step; level trajectory would have forwarded {then} in {len(merged)} "
             f"({1 - then / now:.0%} less), from the same calls"
         )
+
+
+def policy_version_columns(
+    rollouts: Sequence[agl_fast.Rollout], batch: agl_fast.Batch
+) -> dict[str, NDArray[np.int64]]:
+    """The oldest and the newest policy version that sampled each row's tokens.
+
+    Args:
+        rollouts: of the batch, with their calls' `policy_version`.
+        batch: padded, with call_index.
+
+    Returns:
+        `policy_version_min_list` and `policy_version_max_list`, (B,) int64; -1 in both if the
+        version of one of the row's calls is unknown.
+    """
+    of_calls = {
+        rollout.rollout_id: np.array(
+            [-1 if call.policy_version is None else call.policy_version for call in rollout.calls],
+            dtype=np.int64,
+        )
+        for rollout in rollouts
+    }
+    versions = np.unique(np.concatenate(list(of_calls.values())))
+    oldest = np.full(len(batch), versions[0], dtype=np.int64)
+    newest = oldest.copy()
+    if len(versions) > 1:  # not in synchronous collection
+        calls, mask = (batch.tensors[name].cpu() for name in ("call_index", "response_mask"))
+        for row, rollout_id in enumerate(batch.columns["rollout_id_list"]):
+            of_row = of_calls[rollout_id][torch.unique(calls[row][mask[row] != 0]).numpy()]
+            oldest[row] = of_row.min()
+            newest[row] = -1 if oldest[row] == -1 else of_row.max()
+    return {"policy_version_min_list": oldest, "policy_version_max_list": newest}
 
 
 def bent_calls(
