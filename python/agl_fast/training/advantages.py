@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from omegaconf import DictConfig
 from verl.trainer.ppo.core_algos import kl_penalty
 from verl.utils.torch_functional import masked_mean
 
@@ -19,6 +20,14 @@ from agl_fast.training.trained_tokens import Numbers, Sequences, TrainedTokens
 
 # Values that workers compute for every token of a row, also for untrained ones.
 _OF_TOKENS = ("old_log_probs", "ref_log_prob", "values", "sum_pi_squared", "rollout_is_weights")
+
+
+class KlController(Protocol):
+    """verl's controller of the KL penalty in the reward."""
+
+    value: float
+
+    def update(self, *, current_kl: float, n_steps: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,9 @@ class Estimated:
     metrics: dict[str, float]
 
 
-def estimate(rows: Rows, config: Any, kl_controller: Any = None) -> Estimated:
+def estimate(
+    rows: Rows, config: DictConfig, kl_controller: KlController | None = None
+) -> Estimated:
     """Advantages and returns of B rows.
 
     Every rollout of the table counts, with or without rows. The number and the order of a
@@ -104,7 +115,7 @@ def estimate(rows: Rows, config: Any, kl_controller: Any = None) -> Estimated:
 
 def rollout_advantages(
     rollouts: Sequence[agl_fast.RolloutEntry],
-    algorithm: Mapping[str, Any],
+    algorithm: DictConfig,
     n_tokens: Sequence[int],
     penalties: Sequence[float],
 ) -> torch.Tensor:
@@ -149,7 +160,7 @@ def _of_calls(
     tokens: TrainedTokens,
     rollouts: Sequence[agl_fast.RolloutEntry],
     penalty: torch.Tensor,
-    algorithm: Any,
+    algorithm: DictConfig,
 ) -> torch.Tensor:
     """Compare calls with calls; a rollout without a trained call counts once, with its reward."""
     by_call, rollout_of_call, call = tokens.by_call()
@@ -214,13 +225,14 @@ def _credits(
 
 
 def _kl_penalty(
-    rows: Rows, by_rollout: Sequences, algorithm: Any, kl_controller: Any
+    rows: Rows, by_rollout: Sequences, algorithm: DictConfig, kl_controller: KlController | None
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """(B, R) penalty of each trained token for its divergence from the reference policy.
 
     verl's controller gets the mean over rollouts of the mean over their tokens; in verl it gets
     the mean over rows.
     """
+    assert kl_controller is not None
     tensors = rows.tensors
     kl = kl_penalty(tensors["old_log_probs"], tensors["ref_log_prob"], algorithm.kl_penalty)
     trained = by_rollout.lengths > 0
@@ -249,7 +261,7 @@ def _constant(sequences: Sequences, of_sequence: torch.Tensor) -> torch.Tensor:
     return of_sequence[:, None].expand(sequences.shape)
 
 
-def _of_rows(rows: Rows, algorithm: Any, kl_controller: Any) -> Estimated:
+def _of_rows(rows: Rows, algorithm: DictConfig, kl_controller: KlController | None) -> Estimated:
     """verl's row-level estimate: every row is a sample with the rollout's reward."""
     mask = rows.response_mask
     # verl multiplies by the mask, which keeps NaN and infinity.
@@ -259,6 +271,7 @@ def _of_rows(rows: Rows, algorithm: Any, kl_controller: Any) -> Estimated:
     rewards = rows.tensors["token_level_scores"]
     metrics: dict[str, float] = {}
     if algorithm.use_kl_in_reward:
+        assert kl_controller is not None
         penalty = algorithm.kl_penalty
         kl = kl_penalty(finite["old_log_probs"], finite["ref_log_prob"], penalty) * mask
         current = masked_mean(kl, mask=mask, axis=-1).mean(dim=0).item()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 Precision: TypeAlias = Literal["float32", "16-bit", "quantised"]
 
@@ -80,7 +80,7 @@ class Scope:
         )
 
 
-def scope_of(config: Any) -> Scope:
+def scope_of(config: DictConfig) -> Scope:
     """The scope of a whole configuration."""
     rollout = config.actor_rollout_ref.rollout
     mode = rollout.get("logprobs_mode") or "raw_logprobs"
@@ -101,7 +101,7 @@ def scope_of(config: Any) -> Scope:
     return Scope(_precision(config), kept_mass, incomparable, ours.get("audit", "stop") == "stop")
 
 
-def _precision(config: Any) -> Precision:
+def _precision(config: DictConfig) -> Precision:
     if any(OmegaConf.select(config, key) not in _NOT_QUANTISED for key in _QUANTISED):
         return "quantised"
     parts = config.actor_rollout_ref

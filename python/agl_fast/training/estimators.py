@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
 
 # Group estimators: one advantage per sample, for all its trained tokens. verl's function gets one
@@ -45,7 +45,7 @@ REFUSED = {
 }
 
 
-def require_supported(config: Any) -> None:
+def require_supported(config: DictConfig) -> None:
     """Raise ValueError for an `algorithm.adv_estimator` that cannot be computed.
 
     Args:
@@ -79,7 +79,7 @@ def compare(
     groups: Sequence[Hashable],
     rewards: Sequence[float],
     n_tokens: Sequence[int],
-    algorithm: Mapping[str, Any],
+    algorithm: DictConfig,
 ) -> torch.Tensor:
     """(S,) advantages of S samples by a group estimator (`OF_ROLLOUTS`).
 
@@ -127,7 +127,7 @@ def along_sequences(
     groups: Sequence[Hashable],
     rewards: torch.Tensor,
     mask: torch.Tensor,
-    algorithm: Any,
+    algorithm: DictConfig,
     further: Callable[[str], torch.Tensor | None],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Advantages and returns of S sequences of at most L tokens by a token-level estimator.
@@ -162,7 +162,7 @@ def of_rows(
     groups: Sequence[Hashable],
     rewards: torch.Tensor,
     mask: torch.Tensor,
-    algorithm: Any,
+    algorithm: DictConfig,
     further: Callable[[str], torch.Tensor | None],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Advantages and returns of B rows by any estimator, as verl's own trainer calls it.

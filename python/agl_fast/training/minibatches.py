@@ -5,12 +5,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from agl_fast.training.losses.units import Aggregation, token_weights
 from agl_fast.training.step_rows import Rows
@@ -163,14 +162,14 @@ class MiniBatches:
         config: the whole configuration.
     """
 
-    def __init__(self, rows: Rows, n_rollouts: int, config: Any) -> None:
+    def __init__(self, rows: Rows, n_rollouts: int, config: DictConfig) -> None:
         self._rows = rows
         self._n_rollouts = n_rollouts
         self._config = config
         ids = (rollout.rollout_id for rollout in rows.rollouts)
         self._rollouts = list(dict.fromkeys([*ids, *rows.rollout_of_row]))
 
-    def rollouts_per_mini_batch(self, part: Any) -> int:
+    def rollouts_per_mini_batch(self, part: DictConfig) -> int:
         """Of a full one, for the settings of actor or critic."""
         return int(part.ppo_mini_batch_size * self._config.actor_rollout_ref.rollout.n)
 
@@ -194,7 +193,7 @@ class MiniBatches:
         return torch.tensor([rollout in kept for rollout in self._rows.rollout_of_row])
 
     def split(
-        self, part: Any, n_ranks: int, global_step: int, *, fixed: bool
+        self, part: DictConfig, n_ranks: int, global_step: int, *, fixed: bool
     ) -> tuple[list[RowIndices], Layout]:
         """The rows of each mini-batch, and their layout.
 

@@ -6,7 +6,8 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from omegaconf import DictConfig
 
 from agl_fast.training.audit import MIN_TOKENS, Audit, Gap
 from agl_fast.training.audit_scope import Precision, Scope, scope_of
@@ -122,7 +123,7 @@ class PolicyAudit:
         self._n_broken = 0
 
     @classmethod
-    def of(cls, config: Any) -> PolicyAudit:
+    def of(cls, config: DictConfig) -> PolicyAudit:
         """The audit of a run's configuration; prints what cannot be compared."""
         scope = scope_of(config)
         if str(scope):

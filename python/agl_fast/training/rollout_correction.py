@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from omegaconf import DictConfig
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 
 from agl_fast.training.step_rows import Rows
@@ -21,7 +20,7 @@ _OPTIONS = (
 )
 
 
-def require_supported(algorithm: Any) -> None:
+def require_supported(algorithm: DictConfig) -> None:
     """Raise ValueError for an unsupported rollout correction.
 
     Args:
@@ -43,7 +42,7 @@ def require_supported(algorithm: Any) -> None:
         )
 
 
-def bypasses(rows: Rows, config: Any) -> bool:
+def bypasses(rows: Rows, config: DictConfig) -> bool:
     """Whether the servers' log-probs replace the actor's: `bypass_mode`, and none is missing."""
     correction = config.algorithm.get("rollout_correction") or {}
     if not correction.get("bypass_mode") or "rollout_log_probs" not in rows.tensors:
@@ -51,7 +50,7 @@ def bypasses(rows: Rows, config: Any) -> bool:
     return _drops(config) or bool(_known(_calls(rows, required=False), rows).all())
 
 
-def correct(rows: Rows, config: Any) -> tuple[Tensors, dict[str, float]]:
+def correct(rows: Rows, config: DictConfig) -> tuple[Tensors, dict[str, float]]:
     """Importance weights and rejections (`algorithm.rollout_correction`). A sequence is a call.
 
     Calls without log-probs, by `agentlightning.missing_rollout_log_probs`: `recompute` assumes the
@@ -125,10 +124,10 @@ def _known(by_call: Sequences, rows: Rows) -> torch.Tensor:
     return by_call.gather(log_probs).ne(0).any(dim=1)
 
 
-def _drops(config: Any) -> bool:
+def _drops(config: DictConfig) -> bool:
     return bool(config.get("agentlightning", {}).get("missing_rollout_log_probs") == "drop")
 
 
-def _depends_on_calls(correction: Any) -> bool:
+def _depends_on_calls(correction: DictConfig) -> bool:
     rejects_by = str(correction.get("rollout_rs") or "")
     return correction.get("rollout_is") == "sequence" or "seq_" in rejects_by

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+
+from omegaconf import DictConfig
 
 import agl_fast
 from agl_fast.training.checkpoints import last_checkpoint
@@ -85,7 +86,7 @@ def note_worst_audit(worst: dict[str, float], metrics: Mapping[str, float]) -> N
 
 
 def closing_lines(
-    config: Any, worst_audit: Mapping[str, float], failures: str | None
+    config: DictConfig, worst_audit: Mapping[str, float], failures: str | None
 ) -> Iterator[str]:
     """The last lines of a run: failures, worst audit, checkpoint, recordings.
 

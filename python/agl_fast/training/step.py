@@ -6,14 +6,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
+from omegaconf import DictConfig
 
 import agl_fast
 from agl_fast.training import worker_groups as work
-from agl_fast.training.advantages import estimate
+from agl_fast.training.advantages import KlController, estimate
 from agl_fast.training.audit import audit, bent_tokens
 from agl_fast.training.audit_scope import scope_of
 from agl_fast.training.estimators import require_supported
@@ -64,7 +64,7 @@ def timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
         seconds[name] = seconds.get(name, 0.0) + time.monotonic() - start
 
 
-def check_config(config: Any) -> None:
+def check_config(config: DictConfig) -> None:
     """Raise ValueError for settings that this step would compute wrongly."""
     require_supported(config)
     require_supported_correction(config.algorithm)
@@ -74,11 +74,11 @@ def check_config(config: Any) -> None:
 def ppo_step(
     batch: agl_fast.Batch,
     workers: WorkerGroups,
-    config: Any,
+    config: DictConfig,
     *,
     n_rollouts: int,
     global_step: int,
-    kl_controller: Any = None,
+    kl_controller: KlController | None = None,
     update_actor: bool = True,
     policy_audit: PolicyAudit | None = None,
 ) -> PpoStep:
@@ -173,7 +173,7 @@ def _update_critic(
     rows: Rows,
     mini_batches: MiniBatches,
     workers: WorkerGroups,
-    config: Any,
+    config: DictConfig,
     global_step: int,
     seconds: dict[str, float],
 ) -> dict[str, float]:
@@ -189,7 +189,7 @@ def _update_actor(
     rows: Rows,
     mini_batches: MiniBatches,
     workers: WorkerGroups,
-    config: Any,
+    config: DictConfig,
     global_step: int,
     seconds: dict[str, float],
 ) -> dict[str, float]:
@@ -204,7 +204,7 @@ def _update_actor(
     return metrics
 
 
-def _scale_factor(part: Any, config: Any) -> float:
+def _scale_factor(part: DictConfig, config: DictConfig) -> float:
     """Divisor of seq-mean-token-sum-norm: R as configured, also for a trimmed batch."""
     configured = part.get("loss_scale_factor")
     return float(configured_widths(config)[1] if configured is None else configured)
@@ -213,7 +213,7 @@ def _scale_factor(part: Any, config: Any) -> float:
 def _infer(
     rows: Rows,
     workers: WorkerGroups,
-    config: Any,
+    config: DictConfig,
     seconds: dict[str, float],
     policy_audit: PolicyAudit,
 ) -> dict[str, float]:
@@ -240,7 +240,7 @@ def _add_trained(rows: Rows, values: Mapping[str, torch.Tensor]) -> None:
 def _infer_policy(
     rows: Rows,
     workers: WorkerGroups,
-    config: Any,
+    config: DictConfig,
     seconds: dict[str, float],
     policy_audit: PolicyAudit,
 ) -> dict[str, float]:
@@ -274,7 +274,9 @@ def _infer_policy(
     return metrics | comparison.metrics
 
 
-def _estimate(rows: Rows, config: Any, kl_controller: Any) -> dict[str, float]:
+def _estimate(
+    rows: Rows, config: DictConfig, kl_controller: KlController | None
+) -> dict[str, float]:
     """Add token_level_rewards, advantages and returns, and what rollout correction changes."""
     corrected, metrics = correct(rows, config)
     rows.tensors |= corrected

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pprint import pprint
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,10 @@ from agl_fast.verl.config.servers import served_model_name
 from agl_fast.verl.supervision.deadlines import Deadlines
 from agl_fast.verl.supervision.watch import ServersAlive, WorkersAlive, watched
 
+if TYPE_CHECKING:  # imported later, after agl_fast.rollouts has silenced litellm
+    from agentlightning import LightningStore, LLMProxy
+    from agentlightning.adapter import TraceAdapter
+
 logger = logging.getLogger(__name__)
 
 
@@ -64,9 +68,9 @@ class AgentLightningTrainer(RayPPOTrainer):
 
     def __init__(
         self,
-        store: Any,
-        llm_proxy: Any,
-        adapter: Any,
+        store: LightningStore | None,
+        llm_proxy: LLMProxy | None,
+        adapter: TraceAdapter[Any] | None,
         daemon_cls: type[Any] = AgentModeDaemon,
         *,
         train_dataset: Any,

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
@@ -160,7 +161,9 @@ def forward_layout(rows: Rows, n_ranks: int, micro_batch_size: int | None) -> La
     return lay_out(every_row, rows.lengths, n_ranks=n_ranks, multiple=micro_batch_size or 1)
 
 
-def policy_log_probs(rows: Rows, workers: WorkerGroups, config: Any) -> tuple[Tensors, float]:
+def policy_log_probs(
+    rows: Rows, workers: WorkerGroups, config: DictConfig
+) -> tuple[Tensors, float]:
     """The actor's `old_log_probs` and `entropys`, (B, R) float32, and its model FLOPs utilization.
 
     Args:
@@ -183,7 +186,7 @@ def policy_log_probs(rows: Rows, workers: WorkerGroups, config: Any) -> tuple[Te
     return _in_rows(output, values, laid_out, layout, len(rows)), mfu
 
 
-def reference_log_probs(rows: Rows, workers: WorkerGroups, config: Any) -> Tensors:
+def reference_log_probs(rows: Rows, workers: WorkerGroups, config: DictConfig) -> Tensors:
     """`ref_log_prob` of the reference policy, (B, R) float32."""
     options = {
         "temperature": _temperature(config),
@@ -204,7 +207,7 @@ def reference_log_probs(rows: Rows, workers: WorkerGroups, config: Any) -> Tenso
     return _in_rows(output, {"ref_log_prob": "log_probs"}, laid_out, layout, len(rows))
 
 
-def critic_values(rows: Rows, workers: WorkerGroups, config: Any) -> Tensors:
+def critic_values(rows: Rows, workers: WorkerGroups, config: DictConfig) -> Tensors:
     """`values` of the critic, (B, R) float32."""
     assert workers.critic is not None
     # verl's critic cuts its micro-batches by tokens and ignores critic.use_dynamic_bsz.
@@ -215,7 +218,7 @@ def critic_values(rows: Rows, workers: WorkerGroups, config: Any) -> Tensors:
     return _in_rows(output, {"values": "values"}, laid_out, layout, len(rows))
 
 
-def set_objectives(workers: WorkerGroups, config: Any) -> None:
+def set_objectives(workers: WorkerGroups, config: DictConfig) -> None:
     """Replace verl's losses, which average over rows, by agl_fast's objectives on every worker.
 
     Raises:
@@ -228,7 +231,7 @@ def set_objectives(workers: WorkerGroups, config: Any) -> None:
 
 
 def update_actor(
-    rows: Rows, layout: Layout, workers: WorkerGroups, config: Any
+    rows: Rows, layout: Layout, workers: WorkerGroups, config: DictConfig
 ) -> dict[str, float]:
     """One optimizer step per mini-batch and epoch; verl's `actor/*` metrics.
 
@@ -253,7 +256,7 @@ def update_actor(
 
 
 def update_critic(
-    rows: Rows, layout: Layout, workers: WorkerGroups, config: Any
+    rows: Rows, layout: Layout, workers: WorkerGroups, config: DictConfig
 ) -> dict[str, float]:
     """One optimizer step per mini-batch and epoch; verl's `critic/*` metrics.
 
@@ -268,17 +271,17 @@ def update_critic(
     return _named(metrics, "critic")
 
 
-def _temperature(config: Any) -> float:
+def _temperature(config: DictConfig) -> float:
     return float(config.actor_rollout_ref.rollout.temperature)
 
 
-def _actor_forward_size(config: Any) -> int | None:
+def _actor_forward_size(config: DictConfig) -> int | None:
     if config.actor_rollout_ref.actor.use_dynamic_bsz:
         return None
     return int(config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu)
 
 
-def _steps(layout: Layout, part: Any) -> dict[str, Any]:
+def _steps(layout: Layout, part: DictConfig) -> dict[str, Any]:
     return {
         "mini_batch_size": layout.mini_batch_size,
         "epochs": part.ppo_epochs,
