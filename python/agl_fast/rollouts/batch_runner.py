@@ -11,7 +11,7 @@ import numpy as np
 from agentlightning.types import EnqueueRolloutRequest, RolloutConfig
 
 from agl_fast.rollouts.finished import FinishedRollout
-from agl_fast.rollouts.progress import Source, Waiting
+from agl_fast.rollouts.progress import PendingRollouts, Source
 
 _PROGRESS_SECONDS = 10.0
 
@@ -84,11 +84,11 @@ class RunningBatch:
     def __init__(
         self,
         source: Source,
-        waiting: Waiting,
+        pending: PendingRollouts,
         samples: Mapping[str, dict[str, Any]],
     ) -> None:
         self._source = source
-        self._waiting = waiting
+        self._pending = pending
         self._samples = samples
         self._finished: dict[str, FinishedRollout] = {}
         self._n_handed_out = 0
@@ -107,7 +107,7 @@ class RunningBatch:
     @property
     def counts(self) -> dict[str, int]:
         """Numbers of rollouts that the store reported and that are not of this batch, by kind."""
-        return {f"{name}_rollouts": count for name, count in self._waiting.counts.items()}
+        return {f"{name}_rollouts": count for name, count in self._pending.counts.items()}
 
     async def collect(self, take: Callable[[FinishedRollout], None], *, verbose: bool) -> None:
         """Wait until every rollout has finished.
@@ -117,12 +117,12 @@ class RunningBatch:
                 before it have finished. So the order of finishing has no influence.
         """
         reported_at = time.monotonic()
-        while self._waiting.rollout_ids:
-            for end in await self._waiting.next_ends():
+        while self._pending.rollout_ids:
+            for end in await self._pending.next_ends():
                 sample = self._samples[end.rollout_id]
                 rollout = await self._source.finished_rollout(end, sample)
                 if rollout is None:
-                    self._waiting.again(end)
+                    self._pending.wait_again(end)
                     continue
                 self._finished[end.rollout_id] = rollout
             self._hand_out(take)
@@ -132,7 +132,7 @@ class RunningBatch:
 
     async def cancel(self) -> None:
         """Give up the rollouts that have not finished."""
-        for rollout_id in self._waiting.rollout_ids:
+        for rollout_id in self._pending.rollout_ids:
             await self._source.give_up(rollout_id)
 
     def _hand_out(self, take: Callable[[FinishedRollout], None]) -> None:

@@ -26,7 +26,7 @@ from agl_fast.rollouts.daemon_settings import (
     source_of,
 )
 from agl_fast.rollouts.finished import FailedRollouts, FinishedRollout
-from agl_fast.rollouts.progress import Waiting
+from agl_fast.rollouts.progress import PendingRollouts
 from agl_fast.rollouts.rollout_metrics import Failures, ProxyCounts, concurrency, run_metrics
 from agl_fast.rollouts.runners import FirstRunner
 from agl_fast.rollouts.training_rows import TrainingRows
@@ -303,7 +303,7 @@ class AgentModeDaemon:
         seconds = self.rollout_deadline_seconds or self.llm_timeout_seconds
         self._batch = RunningBatch(
             self._source,
-            Waiting(
+            PendingRollouts(
                 self._source,
                 rollouts,
                 self._stale,

@@ -1,4 +1,4 @@
-"""Waiting for rollouts: which have finished, which are overdue."""
+"""Progress of rollouts: which have ended, which are overdue."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Source(Protocol):
     async def cancel(self, rollout_id: str) -> None: ...
 
 
-class Waiting:
+class PendingRollouts:
     """Wait for the enqueued rollouts of a batch.
 
     Args:
@@ -89,7 +89,7 @@ class Waiting:
 
     Attributes:
         counts: rollouts reported by the store and not waited for: ``stale``, of an earlier batch or
-            reported twice, and ``unknown``; and ``foreign``, those taken back by `again`.
+            reported twice, and ``unknown``; and ``foreign``, those taken back by `wait_again`.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Waiting:
         pause = _SHORTEST_PAUSE
         while True:
             begin = time.monotonic()
-            finished = await self._take_finished() + await self._take_overdue()
+            finished = await self._collect_finished() + await self._cancel_overdue()
             if finished:
                 self._first_runner.seen = True
                 self._moved_at = time.monotonic()
@@ -137,13 +137,13 @@ class Waiting:
             await asyncio.sleep(max(pause, time.monotonic() - begin))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def again(self, end: RolloutEnd) -> None:
+    def wait_again(self, end: RolloutEnd) -> None:
         """Wait for a rollout that was queued again."""
         self.counts["foreign"] += 1
         self._queued_at[end.rollout_id] = end.queued_at
         self._stale.discard(end.rollout_id)
 
-    async def _take_finished(self) -> list[RolloutEnd]:
+    async def _collect_finished(self) -> list[RolloutEnd]:
         finished = []
         for rollout in await self._store.finished(self.rollout_ids):
             if rollout.rollout_id not in self._queued_at:
@@ -153,11 +153,11 @@ class Waiting:
             finished.append(self._take(rollout.rollout_id, rollout.status, rollout.end_time))
         return finished
 
-    async def _take_overdue(self) -> list[RolloutEnd]:
+    async def _cancel_overdue(self) -> list[RolloutEnd]:
         if time.monotonic() < self._next_look:
             return []
-        await self._find_begun()
-        await self._give_up_attempts_that_were_left()
+        await self._find_started()
+        await self._give_up_abandoned_attempts()
         self._next_look = time.monotonic() + self._look_seconds
         now = time.time()
         overdue = [
@@ -173,7 +173,7 @@ class Waiting:
             self._require_progress()
         return finished
 
-    async def _find_begun(self) -> None:
+    async def _find_started(self) -> None:
         for rollout_id in self.rollout_ids:
             if rollout_id not in self._running_since:
                 rollout = await self._store.rollout(rollout_id)
@@ -184,14 +184,14 @@ class Waiting:
                     self._first_runner.seen = True
                     self._moved_at = time.monotonic()
 
-    async def _give_up_attempts_that_were_left(self) -> None:
+    async def _give_up_abandoned_attempts(self) -> None:
         workers = await self._store.workers()
         if not workers:
             return
         self._first_runner.seen = True
         self._runners.look(workers)
         for rollout_id, attempt in list(self._attempts.items()):
-            why = self._runners.why_left(attempt)
+            why = self._runners.abandoned_because(attempt)
             if why is None or self._calls_since(rollout_id, attempt):
                 continue
             latest = await self._store.latest_attempt(rollout_id)

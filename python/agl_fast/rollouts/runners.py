@@ -59,7 +59,7 @@ class RunnerWatch:
         }
         self.are_all_silent = bool(workers) and len(self._silent) == len(self._workers)
 
-    def why_left(self, attempt: Any) -> str | None:
+    def abandoned_because(self, attempt: Any) -> str | None:
         """Why an attempt counts as abandoned; None if its runner may still work on it."""
         worker = self._workers.get(attempt.worker_id)
         if self.seconds is None or worker is None:

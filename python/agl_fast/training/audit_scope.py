@@ -97,8 +97,10 @@ def scope_of(config: DictConfig) -> Scope:
         kept_mass = 0.0 if cuts_by_rank else float(rollout.get("top_p") or 1.0)
     else:
         incomparable = f"{_ROLLOUT}.logprobs_mode={mode} gives no log-probs"
-    ours = config.get("agentlightning") or {}
-    return Scope(_precision(config), kept_mass, incomparable, ours.get("audit", "stop") == "stop")
+    settings = config.get("agentlightning") or {}
+    return Scope(
+        _precision(config), kept_mass, incomparable, settings.get("audit", "stop") == "stop"
+    )
 
 
 def _precision(config: DictConfig) -> Precision:

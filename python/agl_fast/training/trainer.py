@@ -351,7 +351,7 @@ class AgentLightningTrainer(RayPPOTrainer):
 
     def make_daemon(self) -> Any:
         """Make the daemon with Agent-lightning 0.3's keywords, and agl_fast's that it accepts."""
-        ours = self.config.agentlightning
+        settings = self.config.agentlightning
         rollout = self.config.actor_rollout_ref.rollout
         pad_token_id = padding_token_id(self.tokenizer)
         keywords: dict[str, Any] = {
@@ -365,28 +365,28 @@ class AgentLightningTrainer(RayPPOTrainer):
             "tokenizer": self.tokenizer,
             "mini_batch_size": self.config.actor_rollout_ref.actor.ppo_mini_batch_size,
             "pad_token_id": pad_token_id,
-            "reward_fillna_value": ours.reward_fillna_value,
-            "llm_timeout_seconds": ours.llm_timeout_seconds,
+            "reward_fillna_value": settings.reward_fillna_value,
+            "llm_timeout_seconds": settings.llm_timeout_seconds,
             "mode": "v1" if self.store is not None else "v0",
             "llm_proxy": self.llm_proxy,
             "store": self.store,
             "adapter": self.adapter,
             "processor": self.processor,
             "image_base_dir": self.config.data.get("image_base_dir"),
-            "trace_aggregator": OmegaConf.to_container(ours.trace_aggregator, resolve=True),
+            "trace_aggregator": OmegaConf.to_container(settings.trace_aggregator, resolve=True),
         }
         further: dict[str, Any] = {
-            "rollout_deadline_seconds": ours.rollout_deadline_seconds,
-            "runner_silent_seconds": ours.runner_silent_seconds,
-            "first_runner_seconds": ours.first_runner_seconds,
-            "failed_rollouts": ours.failed_rollouts,
-            "sampling": ours.sampling,
+            "rollout_deadline_seconds": settings.rollout_deadline_seconds,
+            "runner_silent_seconds": settings.runner_silent_seconds,
+            "first_runner_seconds": settings.first_runner_seconds,
+            "failed_rollouts": settings.failed_rollouts,
+            "sampling": settings.sampling,
             "validation_sampling": {
                 name: rollout.val_kwargs[name] for name in ("temperature", "top_p", "top_k")
             },
             "max_tokens": self.config.data.max_response_length,
-            "proxy_settings": OmegaConf.to_container(ours.proxy, resolve=True),
-            "credit": credit_assignment(ours),
+            "proxy_settings": OmegaConf.to_container(settings.proxy, resolve=True),
+            "credit": credit_assignment(settings),
             "check": self.check_while_sampling,
             "deadlines": self.deadlines(),
             "run_recorder": run_recorder(self.config, pad_token_id),
@@ -394,14 +394,14 @@ class AgentLightningTrainer(RayPPOTrainer):
         }
         accepted = _accepted_keywords(self.daemon_cls, further)
         if "credit" not in accepted and (
-            ours.rollout_hook is not None or ours.credit != "identical"
+            settings.rollout_hook is not None or settings.credit != "identical"
         ):
             raise TypeError(
-                f"agentlightning.rollout_hook={ours.rollout_hook!r} and "
-                f"credit={ours.credit!r} need a daemon that takes `credit`: {self.daemon_cls!r} "
-                "does not"
+                f"agentlightning.rollout_hook={settings.rollout_hook!r} and "
+                f"credit={settings.credit!r} need a daemon that takes `credit`: "
+                f"{self.daemon_cls!r} does not"
             )
-        return self.daemon_cls(ours.port, rollout.n, **keywords, **accepted)
+        return self.daemon_cls(settings.port, rollout.n, **keywords, **accepted)
 
     def _run_agents(self, columns: Mapping[str, NDArray[Any]], *, is_train: bool) -> None:
         daemon = self.agent_mode_daemon

@@ -65,10 +65,10 @@ class PolicyObjective:
         log_prob = picked(no_padding_2_padding(model_output["log_probs"], data))
         precision = torch.promote_types(log_prob.dtype, torch.float32)  # of sums
         weights = data["loss_weights"][trained].to(precision) * n_ranks
-        policy_loss, found = self._policy_loss(log_prob, weights, trained, picked, data)
+        policy_loss, of_verl = self._policy_loss(log_prob, weights, trained, picked, data)
         # verl's metrics are means over the tokens of this micro-batch.
         share = n_trained * n_ranks / max(data["batch_num_tokens"], 1)
-        metrics: Metrics = {name: _summed(value * share) for name, value in found.items()}
+        metrics: Metrics = {name: _summed(value * share) for name, value in of_verl.items()}
         metrics["actor/pg_loss"] = _summed(policy_loss)
 
         loss = policy_loss
