@@ -167,7 +167,8 @@ class MiniBatches:
         self._n_rollouts = n_rollouts
         self._config = config
         ids = (rollout.rollout_id for rollout in rows.rollouts)
-        self._rollouts = list(dict.fromkeys([*ids, *rows.rollout_of_row]))
+        self._all_rollouts = list(dict.fromkeys([*ids, *rows.rollout_of_row]))
+        self._rollouts = self._all_rollouts
 
     def rollouts_per_mini_batch(self, part: DictConfig) -> int:
         """Of a full one, for the settings of actor or critic."""
@@ -183,7 +184,7 @@ class MiniBatches:
         limit = self._limit()
         if limit is not None:
             self._rollouts = _sample_rollouts(
-                self._rollouts,
+                self._all_rollouts,
                 self._rows,
                 zero_groups,
                 limit * self.rollouts_per_mini_batch(actor),
