@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 
 # Allowed growth of a gap over that of the first step.
 HEALTHY_GROWTH, BROKEN_GROWTH = 3.0, 4.0
-# Growth of the error of logits that rounding cannot explain, even if probabilities are nearly equal,
-# as those of a random model, whose differences are always small.
+# Growth of the error of logits that rounding cannot explain, even if probabilities are nearly
+# equal, as those of a random model, whose differences are always small.
 SUDDEN_GROWTH = 50.0
 # Consecutive verdicts that end a run which does not compute in float32.
 BROKEN_VERDICTS = 2
