@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from agl_fast.rows.levels import LEVELS
+from agl_fast.rows.options import Limits
 from agl_fast.tools.analyze.costs import flops
 from agl_fast.tools.analyze.layouts import lay_out
-from agl_fast.tools.analyze.limits import LEVELS, Limits
 from agl_fast.tools.analyze.model_shape import ModelShape
 from benchmarks import report
 from benchmarks.conversations import for_agl_fast, load_traces

@@ -23,7 +23,7 @@ from verl.workers.utils.padding import left_right_2_no_padding
 import agl_fast
 from agl_fast.tree import attention
 from agl_fast.tree.inputs import TreeInputs
-from agl_fast.tree.scores import LOG_PROB, Asked, TokenScores
+from agl_fast.tree.scores import LOG_PROB, ScoreRequest, TokenScores
 from benchmarks import report
 from benchmarks.bench_tree import NO_LIMIT
 from benchmarks.conversations import for_agl_fast, load_traces
@@ -150,7 +150,7 @@ def log_probs(model: Any, scores: TokenScores, batch: agl_fast.Batch, row: int) 
     """(N,) of a row's trained tokens; a plain row is a tree without branches."""
     device = next(model.parameters()).device
     inputs = TreeInputs.of(micro_batch(batch, row).to(device))
-    scores.asked = Asked(inputs.tokens, None, entropy=False, sum_pi_squared=False)
+    scores.request = ScoreRequest(inputs.tokens, None, entropy=False, sum_pi_squared=False)
     told = {"tree": inputs.tree} if model.config._attn_implementation != "sdpa" else {}
     found: torch.Tensor = model(
         inputs.ids, position_ids=inputs.depths, logits_to_keep=inputs.parents, **told

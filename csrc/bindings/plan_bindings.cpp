@@ -21,13 +21,31 @@ py::array_t<T> to_numpy(const std::vector<T>& values) {
   return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
 }
 
+// Reads an agl_fast.rows.options.RowOptions.
+RowOptions read_options(py::handle options) {
+  const auto flag = [](py::handle of, const char* name) { return of.attr(name).cast<bool>(); };
+  const auto length = [&](const char* name) {
+    const py::object value = options.attr(name);
+    return value.is_none() ? 0 : value.cast<int64_t>();
+  };
+  const py::object rules = options.attr("rules");
+  const Level level = flag(rules, "is_tree")        ? Level::kTree
+                      : flag(rules, "merges_calls") ? Level::kTrajectory
+                                                    : Level::kTransition;
+  return {level,
+          length("max_prompt_length"),
+          length("max_response_length"),
+          length("max_total_length"),
+          length("tree_max_tokens"),
+          flag(options, "drops_overlong"),
+          flag(options, "masks_truncated"),
+          flag(options, "zeroes_truncated")};
+}
+
 // The rollouts of the batch being collected.
 class Planner {
  public:
-  Planner(bool trajectory, bool tree)
-      : level_(tree         ? Level::kTree
-               : trajectory ? Level::kTrajectory
-                            : Level::kTransition) {}
+  explicit Planner(py::handle options) : options_(read_options(options)) {}
 
   // Plans rollouts on as many threads as their tokens are worth, or throws and changes nothing.
   void add_many(const py::list& rollout_ids, const py::list& calls) {
@@ -60,7 +78,7 @@ class Planner {
   // Begins a rollout whose calls come one by one with its first call. Throws and changes nothing,
   // or adds it.
   void open_with(py::handle rollout_id, int64_t base, int64_t keep, py::handle call) {
-    rollouts_.push_back({std::make_shared<RolloutPlan>(level_, &spare_), {}});
+    rollouts_.push_back({std::make_shared<RolloutPlan>(options_.level, &spare_), {}});
     try {
       add_call(rollouts_.size() - 1, rollout_id, base, keep, call);
     } catch (...) {
@@ -105,22 +123,14 @@ class Planner {
   }
   std::size_t size() const { return rollouts_.size(); }
 
-  RowSet rows(const py::array_t<float, py::array::c_style>& rewards, int64_t prompt,
-              int64_t response, int64_t total, bool drop_overlong, int truncated_rollouts) const {
-    require(level_ != Level::kTree, "a planner of trees has tree_rows");
-    Plans plans = plans_for(rewards);
-    const Limits limits{prompt, response, total, drop_overlong,
-                        static_cast<TruncatedRollouts>(truncated_rollouts)};
+  RowSet rows(const py::array_t<float, py::array::c_style>& rewards) const {
+    require(static_cast<std::size_t>(rewards.size()) == rollouts_.size(), "rewards has ",
+            rewards.size(), " entries for ", rollouts_.size(), " rollouts");
+    Plans plans;
+    plans.reserve(rollouts_.size());
+    for (const Streamed& each : rollouts_) plans.push_back(each.plan);
     py::gil_scoped_release release;
-    return make_rows(std::move(plans), rewards.data(), limits);
-  }
-
-  RowSet tree_rows(const py::array_t<float, py::array::c_style>& rewards,
-                   int64_t max_tokens) const {
-    require(level_ == Level::kTree, "a planner of chains has rows");
-    Plans plans = plans_for(rewards);
-    py::gil_scoped_release release;
-    return make_tree_rows(std::move(plans), rewards.data(), max_tokens);
+    return make_rows(std::move(plans), rewards.data(), options_);
   }
 
   // (rollout, call, prompt length, index, kind, chain, closest chain, its context length) each.
@@ -169,15 +179,6 @@ class Planner {
     std::vector<int32_t> gathered;
   };
 
-  Plans plans_for(const py::array_t<float, py::array::c_style>& rewards) const {
-    require(static_cast<std::size_t>(rewards.size()) == rollouts_.size(), "rewards has ",
-            rewards.size(), " entries for ", rollouts_.size(), " rollouts");
-    Plans plans;
-    plans.reserve(rollouts_.size());
-    for (const Streamed& each : rollouts_) plans.push_back(each.plan);
-    return plans;
-  }
-
   // A rollout's calls, alive together: later ones recognise earlier ones' tokens.
   static std::deque<PythonCall> read_calls(py::handle rollout_id, py::handle calls) {
     const auto items = py::reinterpret_steal<py::object>(
@@ -217,7 +218,7 @@ class Planner {
   }
 
   std::shared_ptr<RolloutPlan> plan(const std::deque<PythonCall>& read) {
-    auto made = std::make_shared<RolloutPlan>(level_, &spare_);
+    auto made = std::make_shared<RolloutPlan>(options_.level, &spare_);
     int64_t longest = 0;
     for (const PythonCall& call : read) {
       longest = std::max(longest, call.prompt.size() + call.response.size());
@@ -259,7 +260,7 @@ class Planner {
     return {chain.tokens.data(), plan.chains().position_of(from.chain, keep), {}};
   }
 
-  Level level_;
+  RowOptions options_;
   SpareTokens spare_;
   std::vector<Streamed> rollouts_;
 };
@@ -352,7 +353,7 @@ void bind_plan(py::module_& m) {
           py::keep_alive<0, 1>());
 
   py::class_<Planner>(m, "Planner")
-      .def(py::init<bool, bool>(), py::kw_only(), py::arg("trajectory"), py::arg("tree") = false)
+      .def(py::init<py::handle>(), py::arg("options"))
       .def("add_many", &Planner::add_many, py::arg("rollout_ids"), py::arg("calls"))
       .def("open_with", &Planner::open_with, py::arg("rollout_id"), py::arg("base_call"),
            py::arg("keep"), py::arg("call"))
@@ -360,11 +361,7 @@ void bind_plan(py::module_& m) {
            py::arg("base_call"), py::arg("keep"), py::arg("call"))
       .def("clear", &Planner::clear)
       .def("__len__", &Planner::size)
-      .def("rows", &Planner::rows, py::arg("rewards").noconvert(), py::kw_only(),
-           py::arg("max_prompt_length"), py::arg("max_response_length"),
-           py::arg("max_total_length"), py::arg("drop_overlong"), py::arg("truncated_rollouts"))
-      .def("tree_rows", &Planner::tree_rows, py::arg("rewards").noconvert(), py::kw_only(),
-           py::arg("max_tokens"))
+      .def("rows", &Planner::rows, py::arg("rewards").noconvert())
       .def("mismatches", &Planner::mismatches)
       .def("context", &Planner::context, py::arg("rollout"), py::arg("chain"), py::arg("begin"),
            py::arg("end"))

@@ -19,16 +19,16 @@ struct CutChain {
 };
 
 // Cuts a chain and appends its row's segments. The row ends with its last sampled token.
-CutChain cut_chain(const Chain& chain, const Limits& limits, std::vector<Segment>& segments) {
+CutChain cut_chain(const Chain& chain, const RowOptions& options, std::vector<Segment>& segments) {
   CutChain out;
   out.first_call = chain.first_call;
-  const int64_t prompt = std::min<int64_t>(chain.prompt_length, limits.prompt);
-  const bool too_long = chain.prompt_length > limits.prompt;
-  out.overlong = too_long && limits.drop_overlong;
-  const int64_t spill = too_long && !limits.drop_overlong ? chain.prompt_length - prompt : 0;
-  const int64_t limit = limits.total > 0
-                            ? std::clamp<int64_t>(limits.total - prompt, 0, limits.response)
-                            : limits.response;
+  const int64_t prompt = std::min<int64_t>(chain.prompt_length, options.prompt);
+  const bool too_long = chain.prompt_length > options.prompt;
+  out.overlong = too_long && options.drop_overlong;
+  const int64_t spill = too_long && !options.drop_overlong ? chain.prompt_length - prompt : 0;
+  const int64_t limit = options.total > 0
+                            ? std::clamp<int64_t>(options.total - prompt, 0, options.response)
+                            : options.response;
   const std::size_t first_segment = segments.size();
   if (spill > 0) segments.push_back({static_cast<int32_t>(spill), -1, nullptr});
 
@@ -75,17 +75,17 @@ void add_row(RowSet& set, const CutChain& cut, std::size_t rollout, bool marked)
 
 // Cuts one rollout's chains into rows and counts where its sampled tokens went.
 void add_rollout(RowSet& set, const RolloutPlan& plan, std::size_t rollout, float reward,
-                 const Limits& limits) {
+                 const RowOptions& options) {
   RolloutCounts& counts = set.counts[rollout] = count_calls(plan);
 
   std::vector<CutChain> cuts;
   cuts.reserve(plan.chains().list().size());
   for (const Chain& chain : plan.chains().list()) {
-    cuts.push_back(cut_chain(chain, limits, set.segments));
+    cuts.push_back(cut_chain(chain, options, set.segments));
     counts.lost_tokens |= !cuts.back().overlong && cuts.back().kept < cuts.back().sampled;
   }
-  const bool mask = counts.lost_tokens && limits.truncated_rollouts == TruncatedRollouts::kMask;
-  if (counts.lost_tokens && limits.truncated_rollouts == TruncatedRollouts::kZeroReward) reward = 0;
+  const bool mask = counts.lost_tokens && options.mask_truncated;
+  if (counts.lost_tokens && options.zero_truncated) reward = 0;
 
   for (CutChain& cut : cuts) {
     const bool has_row = cut.kept > 0;
@@ -108,11 +108,12 @@ void add_rollout(RowSet& set, const RolloutPlan& plan, std::size_t rollout, floa
 
 }  // namespace
 
-RowSet make_rows(Plans plans, const float* rewards, const Limits& limits) {
+RowSet make_rows(Plans plans, const float* rewards, const RowOptions& options) {
+  if (options.level == Level::kTree) return make_tree_rows(std::move(plans), rewards, options.tree);
   RowSet set;
   set.counts.resize(plans.size());
   for (std::size_t i = 0; i < plans.size(); ++i) {
-    add_rollout(set, *plans[i], i, rewards[i], limits);
+    add_rollout(set, *plans[i], i, rewards[i], options);
   }
   const Segment* next = set.segments.data();  // only now do segments stay where they are
   for (Row& row : set.rows) {

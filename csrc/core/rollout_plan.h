@@ -7,11 +7,10 @@
 
 #include "core/call_tree.h"
 #include "core/chains.h"
+#include "core/row_options.h"
 #include "core/rows.h"
 
 namespace agl {
-
-enum class Level : uint8_t { kTransition, kTrajectory, kTree };
 
 // What becomes of a call, in the order the rules are asked.
 enum class CallClass : uint8_t { kLaidOut, kDuplicate, kAborted, kExcluded, kEmpty };
@@ -75,16 +74,6 @@ class RolloutPlan {
   std::vector<std::shared_ptr<const float[]>> log_probs_;
 };
 
-enum class TruncatedRollouts : uint8_t { kTrain, kMask, kZeroReward };
-
-struct Limits {
-  int64_t prompt;    // P
-  int64_t response;  // R
-  int64_t total;     // prompt and response together; 0: no such limit
-  bool drop_overlong;
-  TruncatedRollouts truncated_rollouts;
-};
-
 enum DropReason : uint8_t {
   kAborted,
   kExcluded,
@@ -134,12 +123,12 @@ struct RowSet {
   int64_t response_tokens = 0;
 };
 
-// Cuts every chain of plans at level transition or trajectory to the limits. `rewards`: one per
-// rollout.
-RowSet make_rows(Plans plans, const float* rewards, const Limits& limits);
+// Cuts every chain to the limits, or lays the trees out depth first in rows of at most
+// `options.tree` tokens, where a longer call is dropped. All plans are at `options.level`.
+// `rewards`: one per rollout.
+RowSet make_rows(Plans plans, const float* rewards, const RowOptions& options);
 
-// Lays the trees of plans at level tree out, depth first, in rows of at most `max_tokens`; a call
-// that is longer is dropped. `rewards`: one per rollout.
+// make_rows at level tree.
 RowSet make_tree_rows(Plans plans, const float* rewards, int64_t max_tokens);
 
 }  // namespace agl

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
         RolloutEntry,
     )
     from agl_fast.rows.batch import Batch
-    from agl_fast.rows.build import build_batch
-    from agl_fast.rows.builder import BatchBuilder
+    from agl_fast.rows.builder import BatchBuilder, build_batch
     from agl_fast.rows.calls import Call, Rollout
     from agl_fast.runner import ConcurrentRunner, RolloutTracer
     from agl_fast.tools.dry_run import dry_run
@@ -82,7 +81,7 @@ _HOMES = {
     "Rollout": "agl_fast.rows.calls",
     "RolloutEntry": "agl_fast.rows.accounting",
     "RolloutTracer": "agl_fast.runner",
-    "build_batch": "agl_fast.rows.build",
+    "build_batch": "agl_fast.rows.builder",
     "dry_run": "agl_fast.tools.dry_run",
     "get_left_padded_ids_and_attention_mask": "agl_fast.ops.pad",
     "get_right_padded_ids_and_attention_mask": "agl_fast.ops.pad",

@@ -11,7 +11,7 @@ import torch
 
 import agl_fast
 from agl_fast import Call, Rollout
-from agl_fast.ops.pad_ragged import pad_ragged
+from agl_fast.ops.pad import pad_ragged
 
 pytestmark = [
     pytest.mark.gpu,

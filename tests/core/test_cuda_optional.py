@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import agl_fast
-from agl_fast.ops import cuda
+from agl_fast.ops import device as device_ops
 
 GPU = torch.device("cuda")
 
@@ -24,17 +24,17 @@ def _built_without_cuda(monkeypatch):
         "find_spec",
         lambda name, *package: None if name == "agl_fast._cuda" else find_spec(name, *package),
     )
-    cuda.built.cache_clear()
+    device_ops.built.cache_clear()
     yield
-    cuda.built.cache_clear()
+    device_ops.built.cache_clear()
 
 
 @pytest.mark.usefixtures("_built_without_cuda")
 def test_a_build_without_cuda_leaves_gpu_batches_to_the_host_and_says_so_once(monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with caplog.at_level(logging.WARNING, logger="agl_fast"):
-        assert not cuda.runs_on(GPU)
-        assert not cuda.runs_on(GPU)
+        assert not device_ops.runs_on(GPU)
+        assert not device_ops.runs_on(GPU)
     assert [record.message for record in caplog.records if "without CUDA" in record.message] == [
         caplog.records[0].message
     ]
@@ -51,11 +51,11 @@ def launched(monkeypatch):
             raise fake.error
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(cuda, "built", lambda: True)
-    monkeypatch.setattr(cuda, "launch_one", launch)
-    cuda._runs_kernels.cache_clear()
+    monkeypatch.setattr(device_ops, "built", lambda: True)
+    monkeypatch.setattr(device_ops, "launch_one", launch)
+    device_ops._runs_kernels.cache_clear()
     yield fake
-    cuda._runs_kernels.cache_clear()
+    device_ops._runs_kernels.cache_clear()
 
 
 # cudaGetErrorString of CUDA 13, as `_cuda` raises it.
@@ -77,8 +77,8 @@ def test_kernels_that_a_card_cannot_run_leave_batches_to_the_host_and_say_so_onc
 ):
     launched.error = RuntimeError(f"pad kernel: {words}")
     with caplog.at_level(logging.WARNING, logger="agl_fast"):
-        assert not cuda.runs_on(GPU)
-        assert not cuda.runs_on(GPU)
+        assert not device_ops.runs_on(GPU)
+        assert not device_ops.runs_on(GPU)
     (record,) = caplog.records
     assert words in record.message
     assert "filled on the host" in record.message
@@ -88,7 +88,7 @@ def test_kernels_that_a_card_cannot_run_leave_batches_to_the_host_and_say_so_onc
 def test_kernels_that_do_not_load_leave_batches_to_the_host(launched, caplog):
     launched.error = ImportError("libcudart.so.13: cannot open shared object file")
     with caplog.at_level(logging.WARNING, logger="agl_fast"):
-        assert not cuda.runs_on(GPU)
+        assert not device_ops.runs_on(GPU)
     assert "libcudart.so.13" in caplog.text
 
 
@@ -105,26 +105,26 @@ def test_other_errors_of_a_card_are_not_swallowed(launched, error):
     launched.error = error
     for _ in range(2):
         with pytest.raises(type(error), match=re.escape(str(error))):
-            cuda.runs_on(GPU)
+            device_ops.runs_on(GPU)
 
 
 def test_each_card_is_tried_once(launched):
     """Cards of one machine may be of different architectures."""
     first, second = torch.device("cuda:0"), torch.device("cuda:1")
     for device in (first, second, first, second):
-        assert cuda.runs_on(device)
+        assert device_ops.runs_on(device)
     assert launched.devices == [first, second]
 
 
 def test_the_kernels_are_for_cuda_devices_only():
-    assert not cuda.runs_on(torch.device("cpu"))
-    assert not cuda.runs_on(torch.device("meta"))
+    assert not device_ops.runs_on(torch.device("cpu"))
+    assert not device_ops.runs_on(torch.device("meta"))
 
 
 def test_a_missing_gpu_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match=r"device='cuda'.*finds no GPU"):
-        cuda.runs_on(GPU)
+        device_ops.runs_on(GPU)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

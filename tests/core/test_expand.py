@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl_fast.ops.expand import expand
-from agl_fast.ops.pad_ragged import pad_ragged
+from agl_fast.ops.fill import expand
+from agl_fast.ops.pad import pad_ragged
 from support.flat_rows import PackedRows, PlainRow, PlainSegment, plain_expand
 
 CPU = torch.device("cpu")

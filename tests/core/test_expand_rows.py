@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agl_fast import _core
-from agl_fast.ops.buffers import Buffers
-from agl_fast.ops.expand import expand
-from agl_fast.ops.fill_rows import padded
+from agl_fast.ops.device import Buffers
+from agl_fast.ops.fill import expand, padded
+from agl_fast.rows.levels import LevelName
+from agl_fast.rows.options import RowOptions
 from support.plain_rollouts import PlainRollout, rollout, to_native
 from support.simulated_agents import several_rollouts
 
@@ -20,12 +21,14 @@ CPU = torch.device("cpu")
 
 
 def planned(rollouts: list[PlainRollout], trajectory: bool, limits: dict[str, Any]) -> _core.Rows:
-    planner = _core.Planner(trajectory=trajectory)
+    level: LevelName = "trajectory" if trajectory else "transition"
+    options = RowOptions(level=level, pad_token_id=7, overlong_prompt="spill", **limits)
+    planner = _core.Planner(options)
     for plain in rollouts:
         native = to_native(plain)
         planner.add_many([native.rollout_id], [native.calls])
     rewards = np.arange(1, len(rollouts) + 1, dtype=np.float32)
-    return planner.rows(rewards, drop_overlong=False, truncated_rollouts=0, **limits)
+    return planner.rows(rewards)
 
 
 @given(
@@ -39,11 +42,7 @@ def planned(rollouts: list[PlainRollout], trajectory: bool, limits: dict[str, An
 def test_packed_rows_expand_to_what_the_host_fills(
     rollouts, trajectory, max_prompt, max_response, wider_prompt, wider_response
 ):
-    limits = {
-        "max_prompt_length": max_prompt,
-        "max_response_length": max_response,
-        "max_total_length": 0,
-    }
+    limits = {"max_prompt_length": max_prompt, "max_response_length": max_response}
     rows = planned(rollouts, trajectory, limits)
     prompt_width = rows.longest[0] + wider_prompt
     response_width = rows.longest[1] + wider_response
@@ -67,5 +66,5 @@ def test_packed_rows_expand_to_what_the_host_fills(
 
 def test_log_probs_are_packed_only_where_known():
     calls = [([1, 2], [3, 4], {"log_probs": [-0.5, -0.25]}), ([1, 2, 3, 4, 9], [5], {})]
-    limits = {"max_prompt_length": 4, "max_response_length": 8, "max_total_length": 0}
+    limits = {"max_prompt_length": 4, "max_response_length": 8}
     assert planned([rollout(*calls)], True, limits).flatten().counts == (1, 3, 2, 6)

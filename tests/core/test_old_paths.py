@@ -17,12 +17,12 @@ def test_an_old_path_is_the_same_module(old: str) -> None:
 
 
 def test_modules_below_an_old_path_are_not_loaded_twice() -> None:
-    from agl_fast.verl.credit.strategies import trainable_calls as by_old_path
+    from agl_fast.verl.credit.strategies import identical as by_old_path
 
-    from agl_fast.training.credit.strategies import trainable_calls
+    from agl_fast.training.credit.strategies import identical
 
-    assert by_old_path is trainable_calls
-    assert sys.modules["agl_fast.verl.credit.strategies"].__name__ == trainable_calls.__module__
+    assert by_old_path is identical
+    assert sys.modules["agl_fast.verl.credit.strategies"].__name__ == identical.__module__
 
 
 def test_other_unknown_modules_are_not_found() -> None:

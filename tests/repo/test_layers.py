@@ -48,7 +48,7 @@ NOWHERE = len(STOREYS)
 PLATFORM = "verl.platform_cpu"
 # Rooms beside the stairs use exactly these.
 ANNEXES = {
-    "reference": {"reference", "rows.accounting"},
+    "reference": {"reference", "rows.accounting", "rows.options"},
     PLATFORM: {PLATFORM, "verl.supervision.load_errors"},
     "verl.vllm_extension": {"verl.supervision.load_errors"},
     "verl.gpu_workers": {PLATFORM},

@@ -11,7 +11,6 @@ pytest.importorskip("verl", reason="needs the extra [cpu]")
 import support.verl_trainer_imports  # noqa: F401
 from agl_fast import Call, Rollout
 from agl_fast.proxy.sampling import SamplingPolicy
-from agl_fast.rollouts.finished import Outcome
 from agl_fast.rollouts.training_rows import TrainingRows
 from agl_fast.training.credit import CreditAssignment
 
@@ -36,8 +35,7 @@ def column(*samplings: Any, **policy: Any) -> list[Any] | None:
         Call(list(range(2 * i + 1)), [2 * i + 1], sampling=each) for i, each in enumerate(samplings)
     ]
     for name, of_rollout in (("a", calls), ("b", [Call([1], [2], sampling=RUN)])):
-        found = Rollout(name, "g", of_rollout, 1.0)
-        rows.add(Outcome(name, "g", {}, "succeeded", found.calls, found.reward))
+        rows.add(Rollout(name, "g", of_rollout, 1.0))
     found = rows.build(16, 16, "cpu").columns.get("bent_calls_list")
     return None if found is None else list(found)
 

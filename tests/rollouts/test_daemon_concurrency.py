@@ -7,14 +7,24 @@ import time
 
 import pytest
 
-from agl_fast.rollouts.concurrency import CALLS_PER_SERVER, Concurrency, concurrency
-from agl_fast.rollouts.finished import Outcome
+from agl_fast.rollouts.finished import FinishedRollout
+from agl_fast.rollouts.rollout_metrics import CALLS_PER_SERVER, Concurrency, concurrency
 from support.daemon_runs import HELLO, daemon_bench
 from support.fake_openai_server import Answer
 
 
-def ran(queued: float | None, seconds: float | None, in_calls: float = 0.0) -> Outcome:
-    return Outcome("r", "g", {}, "succeeded", [], None, 0, queued, seconds, call_seconds=in_calls)
+def ran(queued: float | None, seconds: float | None, in_calls: float = 0.0) -> FinishedRollout:
+    return FinishedRollout(
+        "r",
+        "g",
+        [],
+        None,
+        "succeeded",
+        {},
+        queue_seconds=queued,
+        seconds=seconds,
+        call_seconds=in_calls,
+    )
 
 
 def test_two_runners_of_ten_rollouts():

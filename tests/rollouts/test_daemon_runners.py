@@ -87,7 +87,7 @@ def test_a_silent_runner_s_rollout_fails_soon(caplog):
     assert len(rows) == 1
     assert metrics["training/failed_rollouts/unresponsive"] == 1
     assert metrics["training/skipped_rollouts/failed"] == 1
-    assert "worker-1 has given no sign of life for 0.3 s" in caplog.text
+    assert "worker-1 has sent no heartbeat for 0.3 s" in caplog.text
 
 
 def test_no_runner_is_left():
@@ -163,7 +163,7 @@ def test_who_is_silent(now):
     def silent(beat_of_a: float, beat_of_b: float) -> list[Any]:
         workers = [worker("a", beat_of_a, "1"), worker("b", beat_of_b, "2")]
         runners.look([*workers, worker("never beats", None, "3")])
-        return [each for each in (a, b, never) if runners.why_left(each) is not None]
+        return [each for each in (a, b, never) if runners.abandoned_because(each) is not None]
 
     assert silent(1.0, 1.0) == []
     now[0] = 11.0
@@ -178,7 +178,7 @@ def test_who_is_silent(now):
     undecided.look([worker("a", 1.0, "1")])
     now[0] = 99.0
     undecided.look([worker("a", 1.0, "1")])
-    assert undecided.why_left(a) is None
+    assert undecided.abandoned_because(a) is None
 
 
 @pytest.mark.parametrize(
@@ -189,17 +189,17 @@ def test_a_namesake_does_not_cover_for_a_dead_runner(now, elsewhere):
     runners = RunnerWatch(10.0)
     left = attempt_of("a", "1")
     runners.look([worker("a", 0.0, "1")])
-    assert runners.why_left(left) is None
+    assert runners.abandoned_because(left) is None
     for now[0] in (5.0, 10.0, 15.0):
         elsewhere.last_heartbeat_time = now[0]
         runners.look([elsewhere])
-        assert runners.why_left(left) is None
+        assert runners.abandoned_because(left) is None
     now[0] = elsewhere.last_heartbeat_time = 15.1
     runners.look([elsewhere])
-    assert "without it, idle or in another rollout, for 10 s" in runners.why_left(left)
-    assert runners.why_left(attempt_of(None, "1")) is None
+    assert "idle or in another rollout for 10 s" in runners.abandoned_because(left)
+    assert runners.abandoned_because(attempt_of(None, "1")) is None
     runners.look([worker("a", 16.0, "1")])  # it had been slow to say so
-    assert runners.why_left(left) is None
+    assert runners.abandoned_because(left) is None
 
 
 @pytest.mark.parametrize("namesake_works", [False, True])

@@ -358,7 +358,7 @@ def test_the_server_warns_where_others_reach_it(caplog):
     with warnings.catch_warnings():
         daemon.start()
     daemon.stop()
-    assert "asks nobody for a key" in caplog.text
+    assert "is unauthenticated" in caplog.text
 
 
 @pytest.mark.parametrize(

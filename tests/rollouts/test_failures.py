@@ -18,9 +18,9 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 import numpy as np
 
 import agl_fast
-from agl_fast.rollouts import Outcome
-from agl_fast.rollouts.failures import Failures
-from agl_fast.rows.call_rewards import read_reward
+from agl_fast.rollouts import FinishedRollout
+from agl_fast.rollouts.rollout_metrics import Failures
+from agl_fast.rows.rewards import read_reward
 from agl_fast.verl.failure_reasons import METADATA_KEY, in_words
 from agl_fast.verl.span_export import send_spans_to_the_store
 from support.daemon_runs import agentlightning
@@ -103,7 +103,7 @@ def outcome(
     name: str, *, status: str = "succeeded", calls: int = 1, error: str | None = None
 ) -> Any:
     made = [agl_fast.Call([1], [2])] * calls
-    return Outcome(name, "g", {}, status, made, 1.0, error=error)
+    return FinishedRollout(name, "g", made, 1.0, status, {}, error=error)
 
 
 def test_failures_in_words() -> None:

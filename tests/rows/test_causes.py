@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from agl_fast import Call, Rollout, build_batch
-from agl_fast.rows.mismatch_causes import CAUSES, causes_in_words, causes_of
+from agl_fast.rows.mismatches import CAUSES, causes_in_words, causes_of
 from agl_fast.rows.token_summary import MISMATCH_CAUSES, TokenSummary
 
 USER, MODEL, END = "<|user|>", "<|model|>", "<|end|>"

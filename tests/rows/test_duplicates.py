@@ -8,7 +8,7 @@ import pytest
 
 import agl_fast
 from agl_fast.recording import RecordingWriter, read_recording
-from agl_fast.rows.row_options import Level
+from agl_fast.rows.levels import LevelName
 from support.batch_lists import as_lists, assert_same
 from support.implementations import BUILDS
 from support.plain_rollouts import PlainRollout, rollout, to_native
@@ -67,7 +67,7 @@ def sampled_by(calls: list[Any]) -> int:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize(("calls", "expected"), CASES)
-def test_duplicates_and_clashes(build: str, calls: Any, expected: Any, level: Level) -> None:
+def test_duplicates_and_clashes(build: str, calls: Any, expected: Any, level: LevelName) -> None:
     accounting = BUILDS[build]([rollout(*calls)], level=level, **LIMITS).accounting
     assert counts_of(accounting) == expected
     assert accounting.sampled == sampled_by(calls)
@@ -77,7 +77,7 @@ def test_duplicates_and_clashes(build: str, calls: Any, expected: Any, level: Le
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("keep", [0, 1, 2])
 @pytest.mark.parametrize(("calls", "expected"), CASES)
-def test_calls_that_come_one_by_one(calls: Any, expected: Any, keep: int, level: Level) -> None:
+def test_calls_that_come_one_by_one(calls: Any, expected: Any, keep: int, level: LevelName) -> None:
     """The prompt is coded as a difference to the call before: the whole prompt is compared."""
     plain = rollout(*calls, rollout_id="r0", data_id="r0")
     builder = agl_fast.BatchBuilder(level=level, **LIMITS)

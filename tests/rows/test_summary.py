@@ -8,7 +8,7 @@ import pytest
 
 import agl_fast
 from agl_fast.rollouts.training_rows import TrainingRows
-from agl_fast.rows.fitting_limits import FittingLimits, fitting_limits
+from agl_fast.rows.builder import FittingLimits, fitting_limits
 from agl_fast.rows.token_summary import FITTING, TokenSummary
 
 
@@ -46,10 +46,10 @@ def test_classes_reasons_and_broken_prefixes() -> None:
     text = str(summary)
     assert text.startswith(
         "1 step sampled 20 tokens in 6 calls: 35.0% trained, 10.0% recorded twice, 5.0% dropped "
-        "(cut off by a weight sync), 30.0% dropped (not to be trained), 20.0% of skipped rollouts "
-        "(failed). 2 calls extended no earlier one"
+        "(interrupted by a weight sync), 30.0% dropped (calls excluded from training), 20.0% of "
+        "skipped rollouts (failed). 2 calls broke the prefix of the calls before"
     )
-    assert "1 whose history was shortened, 1 whose history was rewritten" in text
+    assert "1 with a shortened history, 1 with a rewritten history" in text
     assert "Level tree" in text
     assert not summary.is_noteworthy
 
@@ -71,8 +71,8 @@ def test_tokens_that_the_proxy_lost_are_told() -> None:
     metrics = metrics_of(rollout("a", ([1], [2, 3])))
     summary.add({**metrics, "training/proxy/refused_tokens": 5, "training/proxy/late_tokens": 1})
     assert (
-        "Beyond these, servers sampled 6 tokens for no row: 5 in answers that the proxy refused, "
-        "1 after the end of the rollout."
+        "The servers sampled 6 tokens outside the batch: 5 in answers that the proxy refused, "
+        "1 after the end of their rollout."
     ) in str(summary)
 
 
@@ -90,7 +90,7 @@ def test_limits_that_took_tokens_are_told_with_those_that_fit() -> None:
 def test_level_transition_says_what_it_costs() -> None:
     summary = TokenSummary("transition")
     summary.add(metrics_of(rollout("a", ([1], [2]), ([1, 2], [3])), level="transition"))
-    assert "at level trajectory calls that extend each other share one" in str(summary)
+    assert "level trajectory merges calls that extend each other into one row" in str(summary)
 
 
 def test_level_tree_has_no_chains_whose_prefix_could_break() -> None:
@@ -156,7 +156,6 @@ def test_levels_are_compared_where_neither_loses_tokens(
 
 
 def training_rows(**aggregator: Any) -> TrainingRows:
-    from agl_fast.rollouts.finished import Outcome
     from agl_fast.training.credit import CreditAssignment
 
     rows = TrainingRows(
@@ -164,5 +163,5 @@ def training_rows(**aggregator: Any) -> TrainingRows:
     )
     for name, prompt in (("a", [1, 2]), ("b", [1])):
         calls = [agl_fast.Call(prompt, [5] * 5)]
-        rows.add(Outcome(name, "g", {}, "succeeded", calls, 1.0))
+        rows.add(agl_fast.Rollout(name, "g", calls, 1.0))
     return rows

@@ -151,7 +151,7 @@ def test_a_killed_runner_s_rollout_fails_and_the_run_ends(bench: Bench) -> None:
     assert run.ended() == 1  # as Agent-lightning reports a runner that was killed
     assert "3 rows of step 1" in run.output
     assert "4 rows of step 2" in run.output
-    (line,) = [line for line in run.output.splitlines() if "no sign of life for 3 s" in line]
+    (line,) = [line for line in run.output.splitlines() if "no heartbeat for 3 s" in line]
     assert f".{killed.pid}-" in line  # the worker's name says which process it was
     assert run.is_gone(GONE_SECONDS)
 

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 import agl_fast
 import support.verl_trainer_imports  # noqa: F401
 from agl_fast.training.advantages import Estimated, estimate
+from agl_fast.training.step_rows import Rows
 
 LEVELS = ("transition", "trajectory")
 
@@ -74,9 +75,8 @@ def estimated(
         name: value if isinstance(value, torch.Tensor) else placed(batch, value)
         for name, value in values.items()
     }
-    return estimate(
-        {**batch.tensors, **tensors}, batch.columns, batch.rollouts, config, kl_controller
-    )
+    rows = Rows({**batch.tensors, **tensors}, batch.columns, batch.rollouts)
+    return estimate(rows, config, kl_controller)
 
 
 def advantages(batch: agl_fast.Batch, config: Any, **values: Any) -> dict[Any, float]:

@@ -20,11 +20,11 @@ with warnings.catch_warnings():
     from torch.distributed.fsdp import _init_utils
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-    from agl_fast.training.worker_groups import Rows, policy_log_probs
+    from agl_fast.training.step_rows import Rows
+    from agl_fast.training.worker_groups import policy_log_probs
     from agl_fast.tree.tree_workers import CpuTreeTrainingWorker
     from agl_fast.verl.platform_cpu.engines import CpuLanguageModelEngine
     from support import engine_workers, invariance
-    from support.engine_workers import TEMPERATURE
     from support.invariance import Cut
 
 CUTS = {
@@ -36,10 +36,9 @@ STRATEGIES = ("fsdp", "fsdp2")
 
 def log_probs(worker: Any, config: Any, cut: Cut) -> torch.Tensor:
     """Of the trained tokens, in the order of rows."""
-    tensors = invariance.cut_into_rows(cut).tensors
-    rows = Rows(tensors, {"temperature": TEMPERATURE})
+    rows = Rows.of(invariance.cut_into_rows(cut))
     found, _ = policy_log_probs(rows, engine_workers.worker_groups(worker), config)
-    return found["old_log_probs"][tensors["response_mask"].bool()]
+    return found["old_log_probs"][rows.response_mask.bool()]
 
 
 def main(folder: Path) -> None:

@@ -218,7 +218,7 @@ def learn(
     taken = ppo_step(batch, workers, config, **told)
     limit = config.agentlightning.max_ppo_update_times or N_MINI_BATCHES
     assert taken.metrics["training/n_mini_batches"] == min(limit, N_MINI_BATCHES)
-    tensors, of_row = taken.rows.batch, taken.rows.non_tensor_batch["rollout_id_list"]
+    tensors, of_row = taken.rows.tensors, taken.rows.columns["rollout_id_list"]
     advantages: dict[tuple[str, int, int], float] = {}
     for row, column in tensors["response_mask"].nonzero().tolist():
         call = int(tensors["call_index"][row, column])

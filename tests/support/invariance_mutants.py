@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.losses import ppo_loss
 
-from agl_fast.training import minibatches as dealing
+from agl_fast.training import minibatches
 from agl_fast.training import worker_groups as work
 from agl_fast.training.losses import policy
 
@@ -36,24 +35,24 @@ def verls_loss(patch: Patch, config: Any) -> None:
 
 
 def trimmed_scale_factor(patch: Patch, config: Any) -> None:
-    weights = dealing.RowUnits.weights
+    weights = minibatches.token_weights
 
-    def by_width(self: Any, aggregation: Any, mini_batches: Any, scale: float) -> torch.Tensor:
-        return weights(self, aggregation, mini_batches, self.trained.shape[1])
+    def by_width(aggregation: Any, trained: torch.Tensor, *rows: Any, **units: Any) -> torch.Tensor:
+        units |= {"scale_factor": trained.shape[1]}
+        return weights(aggregation, trained, *rows, **units)
 
-    patch.setattr(dealing.RowUnits, "weights", by_width)
+    patch.setattr(minibatches, "token_weights", by_width)
 
 
 def rows_for_calls(patch: Patch, config: Any) -> None:
     """In the denominators."""
-    of = dealing.RowUnits.of
+    weights = minibatches.token_weights
 
-    def first_call_only(*arguments: Any) -> dealing.RowUnits:
-        units = of(*arguments)
-        one_each = torch.arange(len(units.trained))[:, None].expand_as(units.trained)
-        return replace(units, call_index=one_each)
+    def of_rows(aggregation: Any, trained: torch.Tensor, *rows: Any, **units: Any) -> torch.Tensor:
+        units |= {"call_index": torch.arange(len(trained))[:, None].expand_as(trained)}
+        return weights(aggregation, trained, *rows, **units)
 
-    patch.setattr(dealing.RowUnits, "of", first_call_only)
+    patch.setattr(minibatches, "token_weights", of_rows)
 
 
 def rows_for_calls_in_the_ratio(patch: Patch, config: Any) -> None:
@@ -78,16 +77,16 @@ def fillers_counted(patch: Patch, config: Any) -> None:
 
     def update_diluted(rows: Any, layout: Any, *further: Any) -> Any:
         n_rows = len(layout.order)
-        rows._tensors["loss_weights"] *= (n_rows - layout.n_fillers) / n_rows
+        rows.tensors["loss_weights"] *= (n_rows - layout.n_padding_rows) / n_rows
         return update(rows, layout, *further)
 
     patch.setattr(work, "update_actor", update_diluted)
 
 
 def mini_batches_in_the_order_of_rows(patch: Patch, config: Any) -> None:
-    deal = dealing.whole_rollouts
+    split = minibatches.whole_rollouts
     patch.setattr(
-        dealing, "whole_rollouts", lambda of_row, n, order, seed: deal(of_row, n, seed=seed)
+        minibatches, "whole_rollouts", lambda of_row, n, order, seed: split(of_row, n, seed=seed)
     )
 
 

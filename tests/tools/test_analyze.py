@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 import agl_fast
 from agl_fast.__main__ import main
 from agl_fast.recording import RecordingWriter
+from agl_fast.rows.levels import LEVELS
+from agl_fast.rows.options import Limits, limits_of
 from agl_fast.tools.analyze import Analysis, Traces, analyze, as_json, as_text, read_traces
 from agl_fast.tools.analyze.advice import advice, best_level
 from agl_fast.tools.analyze.layouts import Layout, lay_out
-from agl_fast.tools.analyze.limits import LEVELS, Limits, limits_of
 from support.plain_rollouts import PlainRollout, rollout, to_native
 from support.simulated_agents import Tokenizer, several_rollouts
 from support.token_traces import DATA, TRACES
@@ -68,9 +69,7 @@ def test_real_traces_are_counted_as_built(name: str, level: Any, given: dict[str
     traces = read_traces([DATA / f"{name}.jsonl.gz"], given)
     rollouts = traces.rollouts[:5]
     chosen = traces.limits[level]
-    batch = agl_fast.build_batch(
-        rollouts, level=level, pad_token_id=0, trim=given == WHOLE, **chosen.options()
-    )
+    batch = agl_fast.build_batch(rollouts, **chosen.options(level, trim=given == WHOLE).keywords())
     assert_counts_what_is_built(lay_out(rollouts, level, chosen).layout, batch)
 
 
@@ -94,7 +93,7 @@ def test_simulated_agents_are_counted_as_built(
     chosen = Limits(**given)
     found = lay_out(native, level, chosen).layout
     try:
-        batch = agl_fast.build_batch(native, level=level, pad_token_id=0, **chosen.options())
+        batch = agl_fast.build_batch(native, **chosen.options(level).keywords())
     except agl_fast.EmptyBatchError as error:
         empty = error.accounting
     else:
@@ -206,10 +205,10 @@ def test_advice_names_the_level_that_is_worth_it() -> None:
     longer = list(range(1, 50))
     merging = analyzed([rollout((longer[:40], [90]), ([*longer[:40], 90, 8], [91]))])
     assert best_level(merging) == "trajectory"
-    assert "Level tree gains nothing worth having here: 1.00×" in advice(merging)
+    assert "Level tree saves too little here: 1.00×" in advice(merging)
     single = analyzed([rollout(([1, 2], [3]))])
     assert best_level(single) == "transition"
-    assert "Level tree gains nothing worth having here: 1.00×" in advice(single)
+    assert "Level tree saves too little here: 1.00×" in advice(single)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +331,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert told["limits"]["trajectory"]["max_response_length"] == 7
     assert told["layouts"]["transition"]["accounting"]["trained"] == 2
     assert told["model"] is None
-    assert told["advice"].startswith("Level transition is as good as any")
+    assert told["advice"].startswith("Level transition is sufficient")
 
 
 def test_files_need_neither_verl_nor_agentlightning() -> None:

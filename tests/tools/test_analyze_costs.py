@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from agl_fast.__main__ import main
+from agl_fast.rows.levels import LEVELS
+from agl_fast.rows.options import Limits
 from agl_fast.tools.analyze import (
     Hardware,
     ModelConfigError,
@@ -21,7 +23,6 @@ from agl_fast.tools.analyze import (
 )
 from agl_fast.tools.analyze.costs import LOGITS_AT_ONCE, costs_of, flops, state_bytes
 from agl_fast.tools.analyze.layouts import lay_out
-from agl_fast.tools.analyze.limits import LEVELS, Limits
 from support.model_configs import SMALL
 from support.plain_rollouts import rollout, to_native
 from support.token_traces import DATA

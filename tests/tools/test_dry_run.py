@@ -53,7 +53,7 @@ def test_rows_report_and_recording(fake, tmp_path):
     report = str(found)
     assert "6 rollouts: 4 succeeded, 2 failed" in report
     assert "rewards: 1.5 on average, 1 to 2" in report
-    assert "2 of 2 samples gave one reward only" in report
+    assert "2 of 2 groups have equal rewards" in report
     assert "4 rows of 8 calls" in report
     assert f"1 step sampled {8 * len(HELLO)} tokens in 8 calls: 100.0% trained." in report
     recording = read_recording(path)
@@ -77,7 +77,7 @@ def test_a_server_without_token_ids(fake):
     assert found.metrics["training/rollouts_without_calls"] == len(found.rollouts)
     assert found.batch is None
     assert [each.status for each in found.rollouts] == ["failed"]
-    assert "no rows: no rollout left a call" in str(found)
+    assert "no rows: no rollout has a trainable call" in str(found)
     assert "1 answers had no token ids" in str(found)
 
 

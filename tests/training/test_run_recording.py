@@ -35,17 +35,17 @@ def talk(run) -> float:
 
 
 def test_every_rollout_is_recorded_as_it_ended(tmp_path):
-    outcomes = []
+    finished = []
     recorder = RunRecorder(tmp_path)
     with daemon_bench(run_recorder=recorder) as bench:
-        bench.daemon.rollout_finished = outcomes.append
+        bench.daemon.rollout_finished = finished.append
         bench.daemon.policy_version = 4
         _, metrics = bench.train(talk)
         bench.run(talk, is_train=False)
     recorded = {path.name: read_recording(path) for path in sorted(recorder.folder.iterdir())}
     assert list(recorded) == ["train-000005.jsonl.gz", "val-000004.jsonl.gz"]
     rollouts = [each for recording in recorded.values() for each in recording.rollouts]
-    assert_same_rollouts(rollouts, [outcome.rollout for outcome in outcomes])
+    assert_same_rollouts(rollouts, finished)
     assert [each.status for each in rollouts] == [
         *("succeeded", "succeeded", "failed", "failed"),
         *("succeeded", "failed"),

@@ -9,8 +9,14 @@ import torch
 pytest.importorskip("verl", reason="needs the extra [cpu]")
 
 import support.verl_trainer_imports  # noqa: F401
-from agl_fast.training.row_balance import lay_out
-from agl_fast.training.worker_groups import ACTOR_KEYS, FORWARD_KEYS, Rows
+from agl_fast.training.minibatches import lay_out
+from agl_fast.training.step_rows import Rows
+from agl_fast.training.worker_groups import (
+    ACTOR_KEYS,
+    FORWARD_KEYS,
+    forward_layout,
+    laid_out_rows,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # verl's, torch's and tensordict's own
 
@@ -23,19 +29,16 @@ def rows() -> Rows:
     ids = torch.randint(0, 1000, (N_ROWS, P + R), generator=torch.Generator().manual_seed(0))
     attention = torch.zeros_like(ids)
     attention[:, P - N_PROMPT : P + N_RESPONSE] = 1
-    made = Rows(
-        {
-            "prompts": ids[:, :P].clone(),
-            "responses": ids[:, P:].clone(),
-            "input_ids": ids,
-            "attention_mask": attention,
-            "position_ids": (attention.cumsum(1) - 1).clamp(min=0),
-            "response_mask": attention[:, P:].clone(),
-        },
-        {"temperature": 1.0},
-    )
-    made.add({name: torch.rand(N_ROWS, R) for name in ACTOR_KEYS})
-    return made
+    tensors = {
+        "prompts": ids[:, :P].clone(),
+        "responses": ids[:, P:].clone(),
+        "input_ids": ids,
+        "attention_mask": attention,
+        "position_ids": (attention.cumsum(1) - 1).clamp(min=0),
+        "response_mask": attention[:, P:].clone(),
+        **{name: torch.rand(N_ROWS, R) for name in ACTOR_KEYS},
+    }
+    return Rows(tensors, {}, [])
 
 
 def bytes_of_ranks(rows: Rows, n_ranks: int, *, update: bool) -> list[int]:
@@ -44,10 +47,16 @@ def bytes_of_ranks(rows: Rows, n_ranks: int, *, update: bool) -> list[int]:
 
     if update:
         layout = lay_out([range_of(len(rows))], rows.lengths, n_ranks=n_ranks)
-        laid_out = rows.select(layout, (*FORWARD_KEYS, *ACTOR_KEYS), mini_batch_size=N_ROWS)
+        laid_out = laid_out_rows(
+            rows,
+            layout,
+            (*FORWARD_KEYS, *ACTOR_KEYS),
+            temperature=1.0,
+            mini_batch_size=N_ROWS,
+        )
     else:
-        layout = rows.lay_out_for_forward(n_ranks, None)
-        laid_out = rows.select(layout, FORWARD_KEYS, compute_loss=False)
+        layout = forward_layout(rows, n_ranks, None)
+        laid_out = laid_out_rows(rows, layout, FORWARD_KEYS, temperature=1.0, compute_loss=False)
     return [
         len(cloudpickle.dumps(share, protocol=5)) for share in BatchData(laid_out).chunk(n_ranks)
     ]

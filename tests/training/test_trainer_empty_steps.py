@@ -1,4 +1,4 @@
-"""Training steps that leave nothing to train on: passed over, up to a number in a row."""
+"""Empty training steps are skipped, up to a number of consecutive ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.training_loop import FakeDaemon, Loop, keep_logs  # isort: skip
 
 import agl_fast
 from agl_fast.training import AgentLightningTrainer, ppo_step
-from agl_fast.training.empty_steps import NothingTrainedError
+from agl_fast.training.run_summary import NothingTrainedError
 from agl_fast.training.step import step_without_rows
 from agl_fast.verl.config import compose
 from agl_fast.verl.supervision.watch import ServersAlive
@@ -70,7 +70,7 @@ def test_a_run_goes_on_after_an_empty_step(logged, caplog, tmp_path):
     assert {"training/reward", "actor/loss"}.isdisjoint(empty)
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert "none of 12 rollouts" in record.message
-    assert "the 1. of at most agentlightning.max_empty_steps=3 in a row" in record.message
+    assert "(1 consecutive, limit agentlightning.max_empty_steps=3)" in record.message
     assert loop.token_summary.n_steps == 4
 
 

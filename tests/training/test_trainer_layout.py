@@ -11,8 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from agl_fast.training.minibatches import Dealer, RowUnits, zero_advantage_groups
-from agl_fast.training.row_balance import FILLER, count_mini_batches, lay_out, whole_rollouts
+from agl_fast import Accounting, RolloutEntry
+from agl_fast.training.minibatches import (
+    PADDING,
+    MiniBatches,
+    count_mini_batches,
+    lay_out,
+    whole_rollouts,
+    zero_advantage_groups,
+)
+from agl_fast.training.step_rows import Rows
 
 rows_per_rollout = st.lists(st.integers(1, 7), min_size=1, max_size=40)
 
@@ -37,9 +45,9 @@ def test_every_row_stands_once_and_every_rank_has_as_many(
     mini_batches = whole_rollouts(owners, n_mini_batches, seed=seed)
     layout = lay_out(mini_batches, lengths, n_ranks=n_ranks, multiple=multiple)
 
-    rows = layout.order[layout.order != FILLER]
+    rows = layout.order[layout.order != PADDING]
     assert sorted(rows.tolist()) == list(range(len(owners)))
-    assert layout.n_fillers == len(layout.order) - len(owners)
+    assert layout.n_padding_rows == len(layout.order) - len(owners)
     assert layout.n_mini_batches == min(n_mini_batches, len(n_rows))
     assert len(layout.order) == layout.mini_batch_size * layout.n_mini_batches
     assert layout.mini_batch_size % (n_ranks * multiple) == 0
@@ -93,7 +101,7 @@ def test_ranks_get_nearly_as_many_tokens():
 
 def test_the_workers_order_is_rank_mini_batch_row():
     layout = lay_out([np.array([0, 1]), np.array([2])], [5, 5, 5], n_ranks=2)
-    assert layout.order.tolist() == [0, 2, 1, FILLER]
+    assert layout.order.tolist() == [0, 2, 1, PADDING]
     assert layout.mini_batch_size == 2
 
 
@@ -109,18 +117,28 @@ PART = {"data_loader_seed": 42, "shuffle": False, "use_dynamic_bsz": True}
 GROUPED = [number for number in range(12) for _ in range(number % 2 + 1)]
 
 
-def dealer(limit: int | None, n_rollouts: int = 12) -> tuple[Dealer, set[str]]:
-    trained = torch.ones(len(GROUPED), 2, dtype=torch.int64)
-    units = RowUnits(
-        rollouts=[f"rollout {number}" for number in range(12)],
-        rollout_of_row=[f"rollout {number}" for number in GROUPED],
-        group_of_row=[f"group {number // 3}" for number in GROUPED],
-        lengths=[9] * len(GROUPED),
-        trained=trained,
-        call_index=None,
+def entry(number: int) -> RolloutEntry:
+    n_rows = number % 2 + 1
+    group = f"group {number // 3}"
+    return RolloutEntry(
+        f"rollout {number}", group, 0.0, True, n_rows, n_rows, Accounting(), False, None
     )
+
+
+def split(limit: int | None, n_rollouts: int = 12) -> tuple[MiniBatches, set[str]]:
+    trained = torch.ones(len(GROUPED), 2, dtype=torch.int64)
     moves = [number // 3 in (0, 2) and number % 3 != 0 for number in GROUPED]
-    advantages = torch.tensor(moves)[:, None] * trained
+    tensors = {
+        "responses": trained,
+        "response_mask": trained,
+        "attention_mask": torch.ones(len(GROUPED), 9, dtype=torch.int64),
+        "advantages": torch.tensor(moves)[:, None] * trained,
+    }
+    columns = {
+        "rollout_id_list": np.array([f"rollout {number}" for number in GROUPED], object),
+        "data_id_list": np.array([f"group {number // 3}" for number in GROUPED], object),
+    }
+    rows = Rows(tensors, columns, [entry(number) for number in range(12)])
     config = OmegaConf.create(
         {
             "agentlightning": {"max_ppo_update_times": limit},
@@ -130,17 +148,17 @@ def dealer(limit: int | None, n_rollouts: int = 12) -> tuple[Dealer, set[str]]:
             },
         }
     )
-    return Dealer(units, n_rollouts, config), zero_advantage_groups(units, advantages)
+    return MiniBatches(rows, n_rollouts, config), zero_advantage_groups(rows)
 
 
 def test_a_group_in_which_no_rollout_is_better_has_zero_advantage():
-    assert dealer(None)[1] == {"group 1", "group 3"}
+    assert split(None)[1] == {"group 1", "group 3"}
 
 
 @pytest.mark.parametrize(("limit", "n_left"), [(None, 12), (4, 12), (3, 9), (2, 6), (1, 3)])
 def test_rollouts_over_the_update_limit_are_left_out_whole(limit, n_left):
-    of_step, zero_groups = dealer(limit)
-    kept = of_step.keep_to_limit(zero_groups, global_step=1).tolist()
+    of_step, zero_groups = split(limit)
+    kept = of_step.apply_update_limit(zero_groups, global_step=1).tolist()
     left = {number for number, stays in zip(GROUPED, kept, strict=True) if stays}
     assert len(left) == n_left
     assert left == {number for number in GROUPED if number in left}
@@ -151,20 +169,20 @@ def test_rollouts_over_the_update_limit_are_left_out_whole(limit, n_left):
         assert groups[1] == groups[3] == 0
 
     part = OmegaConf.create({**PART, "ppo_mini_batch_size": 1})
-    mini_batches, layout = of_step.deal(part, 2, 1, fixed=True)
+    mini_batches, layout = of_step.split(part, 2, 1, fixed=True)
     assert layout.n_mini_batches == len(mini_batches) == min(limit or 4, 4)
     rows = sorted(row for mini_batch in mini_batches for row in mini_batch.tolist())
     assert rows == [row for row, stays in enumerate(kept) if stays]
 
 
 def test_which_rollouts_are_left_out_changes_from_step_to_step():
-    of_step, zero_groups = dealer(3)
+    of_step, zero_groups = split(3)
     first, again, other = (
-        of_step.keep_to_limit(zero_groups, global_step=step).tolist() for step in (1, 1, 2)
+        of_step.apply_update_limit(zero_groups, global_step=step).tolist() for step in (1, 1, 2)
     )
     assert first == again != other
 
 
 def test_rollouts_that_gave_no_rows_leave_room():
-    of_step, zero_groups = dealer(6, n_rollouts=24)
-    assert of_step.keep_to_limit(zero_groups, global_step=1).all()
+    of_step, zero_groups = split(6, n_rollouts=24)
+    assert of_step.apply_update_limit(zero_groups, global_step=1).all()

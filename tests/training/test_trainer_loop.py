@@ -19,7 +19,6 @@ import support.verl_trainer_imports  # noqa: F401
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # litellm's
-    from verl import DataProto
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
     from agl_fast.rollouts import AgentModeDaemon, ValidatedRollout
@@ -27,6 +26,7 @@ with warnings.catch_warnings():
     from agl_fast.training import trainer as module
     from agl_fast.verl.config import compose
 
+from agl_fast.training.step_rows import Rows
 from support.training_loop import FakeDaemon, Loop, keep_logs
 from support.verl_settings import documented
 
@@ -191,7 +191,7 @@ def test_trained_rows_are_written_down_as_text(logged, tmp_path):
         "data_id_list": np.array(["d", "d"], dtype=object),
         "rollout_id_list": np.array(["r0", "r1"], dtype=object),
     }
-    loop._dump_rows(DataProto.from_dict(tensors, columns), str(tmp_path))
+    loop._dump_rows(Rows(tensors, columns, []), str(tmp_path))
     RayPPOTrainer._shutdown_dump_executor(loop)
     first, second = map(json.loads, (tmp_path / "2.jsonl").read_text().splitlines())
     assert (first["input"], first["output"], first["score"]) == ("[1, 2]", "[5]", 0.5)
@@ -288,6 +288,6 @@ def test_a_daemon_class_gets_the_keywords_it_takes():
     class Passing(AgentModeDaemon):
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
-    assert module._those_taken(Old, keywords) == {}
-    assert module._those_taken(Passing, keywords) == keywords
-    assert module._those_taken(AgentModeDaemon, keywords) == keywords
+    assert module._accepted_keywords(Old, keywords) == {}
+    assert module._accepted_keywords(Passing, keywords) == keywords
+    assert module._accepted_keywords(AgentModeDaemon, keywords) == keywords

@@ -10,9 +10,10 @@ import torch
 
 import agl_fast
 from agl_fast import Call, Rollout
-from agl_fast.training.minibatches import RowUnits, zero_advantage_groups
+from agl_fast.training.minibatches import zero_advantage_groups
 from agl_fast.training.rollout_correction import correct
 from agl_fast.training.step_metrics import data_metrics, rollout_metrics
+from agl_fast.training.step_rows import Rows
 from support.estimated_batches import build, configured, estimated
 
 # Answers of 4, 3 and 5 tokens, with tool results of 1 and 2 tokens between them.
@@ -87,7 +88,7 @@ def test_names_of_verl_are_of_rollouts_at_every_level(level: str) -> None:
     batch = build(rollouts(), level)
     paid = batch.tensors["token_level_scores"] - 0.125 * batch.tensors["response_mask"]
     tensors = with_advantages(batch, token_level_rewards=paid)
-    found = rollout_metrics(tensors, batch.columns, batch.rollouts)
+    found = rollout_metrics(Rows(tensors, batch.columns, batch.rollouts))
     expected = {
         "critic/score": (5 / 3, 4, 0),
         "critic/rewards": ((5 - 14 / 8) / 3, 4, -0.5),
@@ -107,7 +108,7 @@ def test_names_of_verl_are_of_rollouts_at_every_level(level: str) -> None:
 
 def test_a_rollout_that_lost_tokens_to_a_limit_is_clipped() -> None:
     batch = build(rollouts(), max_response_length=8)
-    found = rollout_metrics(with_advantages(batch), batch.columns, batch.rollouts)
+    found = rollout_metrics(Rows(with_advantages(batch), batch.columns, batch.rollouts))
     assert found["response_length/clip_ratio"] == pytest.approx(1 / 3)
 
 
@@ -148,7 +149,7 @@ def test_what_an_observation_has_reaches_nothing(
         )
         tensors = {**batch.tensors, **step.tensors, "values": known}
         metrics = data_metrics(tensors, (64, 64), use_critic=True, suffix="")
-        metrics |= rollout_metrics(tensors, batch.columns, batch.rollouts)
+        metrics |= rollout_metrics(Rows(tensors, batch.columns, batch.rollouts))
         return step.tensors, metrics | step.metrics
 
     tensors, metrics = found(wrong)
@@ -164,7 +165,7 @@ def test_corrected_log_probs_are_finite(wrong: float) -> None:
     known = on_observations(batch, wrong)
     config = configured("grpo", rollout_correction={"bypass_mode": True})
     tensors = {**batch.tensors, "old_log_probs": known, "rollout_log_probs": known}
-    changed, _ = correct(tensors, batch.columns, config)
+    changed, _ = correct(Rows(tensors, batch.columns, batch.rollouts), config)
     expected = torch.where(batch.tensors["response_mask"].bool(), 0.5, 0.0)
     for name in ("old_log_probs", "rollout_log_probs"):
         torch.testing.assert_close(changed[name], expected)
@@ -173,8 +174,10 @@ def test_corrected_log_probs_are_finite(wrong: float) -> None:
 def test_groups_without_an_advantage_are_found_beside_nan() -> None:
     batch = build(rollouts()[:2])
     mask = batch.tensors["response_mask"]
-    units = RowUnits.of(["A", "B"], batch.columns, batch.tensors, [17, 4])
+    rows = Rows.of(batch)
     nan_elsewhere = torch.where(mask.bool(), 0.0, float("nan"))
-    assert zero_advantage_groups(units, nan_elsewhere) == {"g"}
-    assert zero_advantage_groups(units, nan_elsewhere + 1) == set()
+    rows.tensors["advantages"] = nan_elsewhere
+    assert zero_advantage_groups(rows) == {"g"}
+    rows.tensors["advantages"] = nan_elsewhere + 1
+    assert zero_advantage_groups(rows) == set()
     assert np.isnan(nan_elsewhere.numpy()).any()

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from agl_fast import Call, Rollout
 from agl_fast.training.rollout_correction import bypasses, correct, require_supported
+from agl_fast.training.step_rows import Rows
 from support.estimated_batches import LEVELS, build, by_token, placed
 
 # Log of the ratio between actor and server, by token.
@@ -55,10 +56,15 @@ def configured(missing: str = "recompute", **correction: Any) -> Any:
     )
 
 
+def rows_of(batch: Any, **tensors: torch.Tensor) -> Rows:
+    rows = Rows.of(batch)
+    rows.tensors |= tensors
+    return rows
+
+
 def corrected(batch, config) -> tuple[dict[str, dict], dict[str, float]]:
     """By token."""
-    tensors = {**batch.tensors, "old_log_probs": placed(batch, OLD)}
-    changed, metrics = correct(tensors, batch.columns, config)
+    changed, metrics = correct(rows_of(batch, old_log_probs=placed(batch, OLD)), config)
     return {name: by_token(batch, values) for name, values in changed.items()}, metrics
 
 
@@ -118,19 +124,19 @@ def test_calls_without_log_probs_may_be_left_out(level, correction):
 
 def test_steps_without_any_log_prob():
     batch = build([Rollout("B", "g", [Call([1], [4])], 0.0)])
-    tensors = {**batch.tensors, "old_log_probs": torch.zeros(1, 1)}
-    assert correct(tensors, batch.columns, configured(rollout_is="token")) == ({}, {})
-    assert not bypasses(tensors, batch.columns, configured(bypass_mode=True))
+    rows = rows_of(batch, old_log_probs=torch.zeros(1, 1))
+    assert correct(rows, configured(rollout_is="token")) == ({}, {})
+    assert not bypasses(rows, configured(bypass_mode=True))
     with pytest.raises(ValueError, match="missing_rollout_log_probs='drop'"):
-        correct(tensors, batch.columns, configured("drop"))
+        correct(rows, configured("drop"))
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_bypass_takes_the_servers_log_probs(level):
     batch = build(rollouts(), level)
     config = configured(bypass_mode=True)
-    assert bypasses(batch.tensors, batch.columns, config)
-    assert not bypasses(batch.tensors, batch.columns, configured(rollout_is="token"))
+    assert bypasses(Rows.of(batch), config)
+    assert not bypasses(Rows.of(batch), configured(rollout_is="token"))
     found, _ = corrected(batch, config)
     assert found["old_log_probs"] == pytest.approx(SERVERS)
     assert "rollout_is_weights" not in found
@@ -140,8 +146,8 @@ def test_bypass_takes_the_servers_log_probs(level):
 def test_bypass_asks_the_actor_where_some_are_missing(level):
     batch = build(rollouts(without=("A", 0)), level)
     config = configured(bypass_mode=True)
-    assert not bypasses(batch.tensors, batch.columns, config)
-    assert bypasses(batch.tensors, batch.columns, configured("drop", bypass_mode=True))
+    assert not bypasses(Rows.of(batch), config)
+    assert bypasses(Rows.of(batch), configured("drop", bypass_mode=True))
     found, _ = corrected(batch, config)
     expected = {key: (OLD if key[:2] == ("A", 0) else SERVERS)[key] for key in OLD}
     assert found["old_log_probs"] == pytest.approx(expected)
@@ -160,10 +166,10 @@ def test_what_bypass_cannot_do_is_refused(wrong, value):
 
 def test_calls_must_be_told_apart_where_they_are_weighed_whole():
     batch = build(rollouts(), call_index=False)
-    tensors = {**batch.tensors, "old_log_probs": batch.tensors["rollout_log_probs"]}
+    rows = rows_of(batch, old_log_probs=batch.tensors["rollout_log_probs"])
     with pytest.raises(ValueError, match="call_index=True"):
-        correct(tensors, batch.columns, configured(rollout_is="sequence"))
-    correct(tensors, batch.columns, configured(rollout_is="token"))
+        correct(rows, configured(rollout_is="sequence"))
+    correct(rows, configured(rollout_is="token"))
 
 
 @pytest.mark.parametrize("level", LEVELS)

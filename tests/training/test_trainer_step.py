@@ -13,6 +13,7 @@ import torch
 
 import agl_fast
 from agl_fast.training import WorkerGroups, ppo_step
+from agl_fast.training.step_rows import Rows
 from support import engine_workers
 from support.tiny_model import make_tiny_model
 
@@ -224,10 +225,10 @@ def test_the_update_limit_leaves_out_rollouts_that_are_as_good_as_their_group(ma
     assert taken.metrics["training/n_zero_advantage_groups"] == 2
     assert taken.metrics["training/n_rollouts_over_update_limit"] == 4
     left_out = {entry.rollout_id for entry in batch.rollouts[:4]}
-    assert left_out.isdisjoint(taken.rows.non_tensor_batch["rollout_id_list"])
+    assert left_out.isdisjoint(taken.rows.columns["rollout_id_list"])
     n_tokens = sum(entry.accounting.trained for entry in batch.rollouts[:4])
     assert taken.metrics["training/tokens/over_update_limit"] == n_tokens
-    n_left = taken.rows.batch["response_mask"].sum()
+    n_left = taken.rows.tensors["response_mask"].sum()
     assert n_left + n_tokens == batch.accounting.trained
 
 
@@ -242,7 +243,7 @@ def test_a_step_of_which_every_token_is_rejected_updates_nothing(make_actor, mod
     taken = ppo_step(batch, workers, config, n_rollouts=len(batch.rollouts), global_step=1)
     assert not gradients
     assert taken.metrics["training/n_mini_batches"] == 0
-    assert not taken.rows.batch["response_mask"].any()
+    assert not taken.rows.tensors["response_mask"].any()
     assert "algorithm.rollout_correction rejects every token" in str(taken.empty)
 
 
@@ -253,15 +254,15 @@ def test_the_actor_stays_as_it_is_while_the_critic_warms_up(make_actor, model):
     told = {"n_rollouts": len(batch.rollouts), "global_step": 1}
     taken = ppo_step(batch, workers, config, update_actor=False, **told)
     assert not gradients
-    assert "advantages" in taken.rows.batch
+    assert "advantages" in taken.rows.tensors
     assert taken.empty is None
 
 
 def test_the_reference_of_a_lora_actor_is_its_base(make_actor, model):
-    from agl_fast.training.worker_groups import Rows, policy_log_probs, reference_log_probs
+    from agl_fast.training.worker_groups import policy_log_probs, reference_log_probs
 
     batch = batch_of("trajectory")
-    rows = Rows(batch.tensors, {"temperature": engine_workers.TEMPERATURE})
+    rows = Rows.of(batch)
     mask = batch.tensors["response_mask"].bool()
     plain, _ = policy_log_probs(rows, make_actor(config := configured(model)), config)
 
@@ -285,15 +286,15 @@ def test_the_reference_of_a_lora_actor_is_its_base(make_actor, model):
 def test_workers_cut_out_the_mini_batches_that_were_laid_out(n_ranks):
     from verl.utils import tensordict_utils as tu
 
-    from agl_fast.training.row_balance import lay_out, whole_rollouts
-    from agl_fast.training.worker_groups import FORWARD_KEYS, Rows
+    from agl_fast.training.minibatches import lay_out, whole_rollouts
+    from agl_fast.training.worker_groups import FORWARD_KEYS, laid_out_rows
 
     batch = batch_of("transition")
-    rows = Rows(batch.tensors, {"temperature": 1.0})
-    rows.add({"row": torch.arange(1, len(batch) + 1)[:, None]})
+    rows = Rows.of(batch)
+    rows.tensors["row"] = torch.arange(1, len(batch) + 1)[:, None]
     mini_batches = whole_rollouts(batch.columns["rollout_id_list"].tolist(), 3)
     layout = lay_out(mini_batches, rows.lengths, n_ranks=n_ranks)
-    laid_out = rows.select(layout, (*FORWARD_KEYS, "row"))
+    laid_out = laid_out_rows(rows, layout, (*FORWARD_KEYS, "row"), temperature=1.0)
 
     found: list[set[int]] = [set() for _ in mini_batches]
     for of_rank in tu.chunk_tensordict(laid_out, n_ranks):

@@ -144,8 +144,8 @@ def test_bypass_asks_the_actor_where_a_call_has_no_log_probs(model, workers, sam
     config = configured(model, {"bypass_mode": True})
     found = step(batch, workers, config)
     assert found.metrics["training/n_calls_without_log_probs"] == 1
-    trained = found.rows.batch["response_mask"].bool()
-    assert (found.rows.batch["old_log_probs"][trained] < 0).all()
+    trained = found.rows.tensors["response_mask"].bool()
+    assert (found.rows.tensors["old_log_probs"][trained] < 0).all()
 
 
 def test_truncated_importance_weights_scale_the_gradient(model, workers, sampled):
@@ -164,7 +164,7 @@ def test_the_optimal_baseline_gets_squared_probabilities(model, workers, sampled
     found = step(
         batch_of(sampled), workers, configured(model, adv_estimator="optimal_token_baseline")
     )
-    rows = found.rows.batch
+    rows = found.rows.tensors
     expected = torch.cat([distributions[call].exp().square().sum(dim=1) for call in ANSWERS])
     assert rows["sum_pi_squared"][rows["response_mask"].bool()].tolist() == pytest.approx(
         expected.tolist(), rel=1e-4

@@ -19,7 +19,14 @@ import transformers
 from omegaconf import OmegaConf
 
 import agl_fast
-from agl_fast.training.worker_groups import Rows, critic_values, policy_log_probs
+from agl_fast.training.step_rows import Rows
+from agl_fast.training.worker_groups import (
+    FORWARD_KEYS,
+    critic_values,
+    forward_layout,
+    laid_out_rows,
+    policy_log_probs,
+)
 from agl_fast.verl.config import attention_choice as config_attention
 from agl_fast.verl.config import compose
 from agl_fast.verl.config.cpu_defaults import cpu_defaults
@@ -126,7 +133,7 @@ def rows_of(level: str) -> agl_fast.Batch:
 def through_engine(config: Any, batch: agl_fast.Batch, worker_cls: type[Any]) -> Computed:
     torch.manual_seed(0)
     worker = engine_workers.engine_worker(config, worker_cls)
-    rows = Rows(batch.tensors, {"temperature": TEMPERATURE})
+    rows = Rows.of(batch)
     found, _ = policy_log_probs(rows, engine_workers.worker_groups(worker), config)
     trained = batch.tensors["response_mask"].bool()
     values = found["old_log_probs"][trained], found["entropys"][trained]
@@ -137,9 +144,8 @@ def gradients_of(worker: Any, rows: Rows) -> dict[str, torch.Tensor]:
     """Of a sum of log-probs with a weight each."""
     from verl.utils import tensordict_utils as tu
 
-    from agl_fast.training.worker_groups import FORWARD_KEYS
-
-    laid_out = rows.select(rows.lay_out_for_forward(1, None), FORWARD_KEYS, compute_loss=True)
+    layout = forward_layout(rows, 1, None)
+    laid_out = laid_out_rows(rows, layout, FORWARD_KEYS, temperature=TEMPERATURE, compute_loss=True)
     config = worker.engine_config
     tu.assign_non_tensor(
         laid_out,
@@ -242,7 +248,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def test_a_critic_without_flash_attention(qwen, mistral):
     """verl asks for flash_attention_2 whatever is configured."""
     batch = rows_of("trajectory")
-    rows = Rows(batch.tensors, {"temperature": TEMPERATURE})
+    rows = Rows.of(batch)
     for model, expected in ((qwen, "CpuTreeTrainingWorker"), (mistral, "CpuTrainingWorker")):
         config = composed_for_a_gpu(
             model,
@@ -254,7 +260,7 @@ def test_a_critic_without_flash_attention(qwen, mistral):
         torch.manual_seed(7)  # the head is new
         worker = engine_workers.critic_worker(config, worker_cls)
         group = engine_workers.worker_groups(None, critic=worker)
-        found = critic_values(rows, group)["values"]
+        found = critic_values(rows, group, config)["values"]
         trained = batch.tensors["response_mask"].bool()
         assert (
             found[trained] - engine_workers.plain_values(worker, model, batch)

@@ -178,7 +178,7 @@ def test_a_model_says_of_a_tree_what_it_says_of_each_call(family, checkpointing,
     sampled = sampled[np.lexsort((sampled, tree.call[sampled]))]
     ids = torch.from_numpy(tree.ids)
     temperatures = torch.full(sampled.shape, 0.7)
-    token_scores.asked = scores.Asked(ids[sampled], temperatures.double(), True, True)
+    token_scores.request = scores.ScoreRequest(ids[sampled], temperatures.double(), True, True)
     found = model(
         ids[None],
         position_ids=torch.from_numpy(tree.depths)[None],
@@ -209,7 +209,7 @@ def test_no_more_logits_at_a_time_than_asked_for(monkeypatch, n_tokens):
     tokens = torch.randint(32, (n_tokens,))
 
     def asked_of(entropy: bool) -> torch.Tensor:
-        token_scores.asked = scores.Asked(tokens, None, entropy, False)
+        token_scores.request = scores.ScoreRequest(tokens, None, entropy, False)
         return head(hidden)[0]
 
     expected = torch.distributions.Categorical(logits=logits_of(hidden[0]), validate_args=False)
@@ -231,4 +231,4 @@ def test_no_more_logits_at_a_time_than_asked_for(monkeypatch, n_tokens):
             torch.testing.assert_close(one, other)
     assert sum(made) >= n_tokens
     assert max(made) <= 7
-    assert token_scores.asked is None
+    assert token_scores.request is None

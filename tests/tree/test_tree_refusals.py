@@ -14,7 +14,8 @@ from verl.utils.config import omega_conf_to_dataclass
 
 import support.verl_trainer_imports  # noqa: F401
 from agl_fast.training import WorkerGroups
-from agl_fast.training.tree_checks import holds_trees, require_tree_workers
+from agl_fast.training.step_rows import Rows
+from agl_fast.training.worker_groups import require_tree_workers
 from agl_fast.tree.ancestors import link
 from agl_fast.tree.attention import NAME, Tree, tree_attention
 from agl_fast.tree.refusals import require_tree_config, require_tree_model
@@ -226,7 +227,7 @@ def test_every_group_of_workers_is_asked():
 )
 def test_a_row_with_branches_is_told_from_a_plain_one(mask, positions, expected):
     tensors = {"attention_mask": torch.tensor([mask]), "position_ids": torch.tensor([positions])}
-    assert holds_trees(tensors) is expected
+    assert Rows(tensors, {}, []).has_branches is expected
 
 
 def test_the_attention_refuses_what_it_would_ignore():

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 
 import agl_fast
-from agl_fast.training.tree_checks import holds_trees
+from agl_fast.training.step_rows import Rows
 from support import engine_workers, invariance
 from support.invariance import BRANCHED_AS_CALLS, BRANCHED_AS_TREES, difference
 from support.plain_tree_actor import PlainTreeActor
@@ -155,6 +155,6 @@ def test_trees_that_are_all_one_run(rollouts, config):
     for rollout in rollouts:
         del rollout.calls[1:]
     expected = learned_alike(config)
-    assert not holds_trees(invariance.cut_into_rows(BRANCHED_AS_TREES[0]).tensors)
+    assert not Rows.of(invariance.cut_into_rows(BRANCHED_AS_TREES[0])).has_branches
     found = invariance.learned_by_plain_model(BRANCHED_AS_TREES[0], config)
     assert difference(expected, found) < IN_FLOAT64

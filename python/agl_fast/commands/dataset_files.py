@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agl_fast.rollouts.samples import plain
+from agl_fast.rollouts.batch_runner import plain
 
 _SUFFIXES = ".parquet, .json, .jsonl"
 

@@ -1,4 +1,4 @@
-"""Arguments that are checked before anything is touched."""
+"""Check arguments."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 def integer(name: str, value: object, low: int, high: int) -> int:
-    """The value as int.
+    """Convert a value to int.
 
     Raises:
-        TypeError: it is none (a bool is none). ValueError: it is outside ``low`` … ``high``. Both
-            name the argument and the value.
+        TypeError: the value is not an integer (a bool is not).
+        ValueError: the value is outside ``low`` … ``high``. Both name the argument and the value.
     """
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an int, got {value!r}")

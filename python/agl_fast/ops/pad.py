@@ -1,4 +1,4 @@
-"""Padding of token sequences to tensors and to lists."""
+"""Pad token sequences to tensors and to lists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from agl_fast import _core
 from agl_fast.ops.argument_checks import INT32_MAX, INT64_MAX, INT64_MIN, integer
-from agl_fast.ops.pad_ragged import pad_ragged
+from agl_fast.ops.device import runs_on, staging
 
 
 def pad_left(
@@ -26,8 +26,8 @@ def pad_left(
             or int64 numpy array or torch tensor. An empty list is one empty sequence.
         max_length: width L of the result; a longer sequence keeps its last L tokens. None means
             the longest.
-        pad_token_id: id written where no token is.
-        device: where the result lives; None means the CPU.
+        pad_token_id: id of padding.
+        device: of the result; None means the CPU.
 
     Returns:
         ``(input_ids, attention_mask)``, int64, of shape (B, L) for a batch and (L,) for one
@@ -92,14 +92,14 @@ def get_left_padded_ids_and_attention_mask(
     Args:
         ids: list or tuple of token ids.
         max_length: length of both results.
-        pad_token_id: id written where no token is.
+        pad_token_id: id of padding.
 
     Returns:
         ``(padded_ids, attention_mask)``; the mask is 1 on tokens and 0 on padding.
 
     Raises:
-        TypeError: ``ids`` is neither list nor tuple, or ``max_length`` no int. The ids themselves
-            are not looked at.
+        TypeError: ``ids`` is neither list nor tuple, or ``max_length`` is not an int. The ids
+            themselves are not checked.
         ValueError: ``max_length`` is negative.
     """
     return _core.pad_list(ids, _width(max_length), pad_token_id, left=True)
@@ -117,3 +117,62 @@ def get_right_padded_ids_and_attention_mask(
 
 def _width(max_length: int) -> int:
     return integer("max_length", max_length, 0, INT32_MAX)
+
+
+def pad_ragged(
+    values: torch.Tensor,
+    offsets: torch.Tensor,
+    width: int,
+    pad_token_id: int,
+    *,
+    left: bool,
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pad B concatenated sequences to ``input_ids`` and ``attention_mask``, (B, width) int64.
+
+    Sequence i is ``values[offsets[i]:offsets[i + 1]]``; ``values`` is int32, ``offsets`` (B + 1,)
+    int64, both contiguous on the host. Left padding keeps a sequence's last ``width`` ids, right
+    padding its first.
+
+    Raises:
+        RuntimeError: ``device`` is a CUDA device and torch finds none.
+    """
+    rows = offsets.numel() - 1
+    on_device = runs_on(device)
+    home = device if on_device else torch.device("cpu")
+    ids = torch.empty((rows, width), dtype=torch.int64, device=home)
+    mask = torch.empty((rows, width), dtype=torch.int64, device=home)
+    if not on_device:
+        _core.pad_host(
+            values.data_ptr(),
+            offsets.data_ptr(),
+            rows,
+            width,
+            pad_token_id,
+            left=left,
+            ids=ids.data_ptr(),
+            mask=mask.data_ptr(),
+        )
+        return ids.to(device), mask.to(device)
+
+    from agl_fast import _cuda
+
+    # One copy for both: the offsets, then the ids.
+    head = offsets.nbytes
+    buffer = staging(head + values.nbytes, device)
+    buffer[:head].view(torch.int64).copy_(offsets)
+    buffer[head:].view(torch.int32).copy_(values)
+    with torch.cuda.device(device):
+        moved = buffer.to(device, non_blocking=True)  # keeps the memory alive until the launch
+        _cuda.pad(
+            moved[head:].data_ptr(),
+            moved.data_ptr(),
+            rows,
+            width,
+            pad_token_id,
+            left=left,
+            ids=ids.data_ptr(),
+            mask=mask.data_ptr(),
+            stream=torch.cuda.current_stream().cuda_stream,
+        )
+    return ids, mask

@@ -1,4 +1,4 @@
-"""Token ids out of text."""
+"""Parse token ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agl_fast import _core
 
 
 def parse_token_ids(text: str | bytes) -> NDArray[np.int32]:
-    """Read a JSON array of token ids, as it stands in JSON bodies and span attributes.
+    """Parse a JSON array of token ids, from a JSON body or a span attribute.
 
     Args:
         text: such as ``"[1, 2, 3]"``; JSON white space is allowed, nothing else.
@@ -19,6 +19,7 @@ def parse_token_ids(text: str | bytes) -> NDArray[np.int32]:
 
     Raises:
         TypeError: ``text`` is neither str nor bytes.
-        ValueError: it is not an array of integers from 0 to 2**31 - 1; the position is named.
+        ValueError: the text is not an array of integers from 0 to 2**31 - 1; the message names the
+            position.
     """
     return _core.parse_token_ids(text)

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from agl_fast.quickstart.console import Console
 from agl_fast.quickstart.environment import model_and_device, set_environment
-from agl_fast.quickstart.run_log import LEVELS, Level, Played, RunLog
+from agl_fast.quickstart.run_log import Played, RunLog
+from agl_fast.rows.levels import LEVELS, Level, LevelName
 
 IMPORT_SECONDS, MODEL_SECONDS, UPDATES_SECONDS = 300.0, 600.0, 300.0
 STEPS, REASONING_STEPS = 16, 20
@@ -75,7 +76,7 @@ def train(
     console: Console,
     run_folder: Path,
     model: str | None,
-    level: Level | None,
+    level: LevelName | None,
     steps: int,
     seed: int,
 ) -> float:
@@ -127,7 +128,9 @@ def train(
             with console.phase("the first step's update at each level", UPDATES_SECONDS):
                 log.update_seconds = update_seconds(run_folder)
             log.stage_ended("updates at each level")
-    shown_level: Level = "tree" if level == "tree" else "trajectory"
+    shown_level: LevelName = "trajectory"
+    if level is not None and Level.of(level).is_tree:
+        shown_level = "tree"
     return report(
         console, run_folder, log, model or str(run_folder / "model"), shown_level, peak.gib
     )
@@ -138,7 +141,7 @@ def report(
     run_folder: Path,
     log: RunLog,
     model: str,
-    level: Level,
+    level: LevelName,
     peak_memory_gib: float,
 ) -> float:
     """Print the tables and one rollout before and after, and write the report."""

@@ -9,8 +9,9 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from agl_fast.printable import escaped
-from agl_fast.quickstart.run_log import LEVELS, RunLog
+from agl_fast.quickstart.run_log import RunLog
 from agl_fast.quickstart.trajectory import Piece
+from agl_fast.rows.levels import LEVELS
 
 Point = tuple[float, float]
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import agl_fast
 from agl_fast.quickstart.run_log import Played, RunLog
-from agl_fast.rollouts import AgentModeDaemon
+from agl_fast.rollouts import AgentModeDaemon, FinishedRollout
+from agl_fast.rollouts.finished import rollout_for_training
 from agl_fast.training import AgentLightningTrainer
 
 
@@ -17,24 +19,24 @@ def reporting_to(
     class ReportingDaemon(AgentModeDaemon):
         def __init__(self, *arguments: Any, **keywords: Any) -> None:
             super().__init__(*arguments, **keywords)
-            self.finished: list[Any] = []
+            self.finished: list[FinishedRollout] = []
 
-        def rollout_finished(self, outcome: Any) -> None:
-            self.finished.append(outcome)
+        def rollout_finished(self, rollout: FinishedRollout) -> None:
+            self.finished.append(rollout)
 
         def clear_data_and_server(self) -> None:
             super().clear_data_and_server()
             self.finished.clear()
 
-        def get_train_data_batch(self, *arguments: Any, **keywords: Any) -> Any:
-            found = super().get_train_data_batch(*arguments, **keywords)
-            rollouts = [each.training_rollout(self.failed_rollouts) for each in self.finished]
-            batch = self.last_batch
-            assert batch is not None
+        def training_batch(
+            self, *arguments: Any, **keywords: Any
+        ) -> tuple[agl_fast.Batch, dict[str, Any]]:
+            batch, metrics = super().training_batch(*arguments, **keywords)
+            rollouts = [rollout_for_training(each, self.failed_rollouts) for each in self.finished]
             rewards = [each.reward for each in batch.rollouts]
             trained = [each for each in rollouts if each]
             log.sampled(trained, sum(rewards) / len(rewards), left_out=len(rollouts) - len(trained))
-            return found
+            return batch, metrics
 
         def get_test_metrics(self) -> dict[str, float]:
             log.played[self.policy_version] = [

@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import agl_fast
+from agl_fast.rows.levels import LEVELS, LevelName
 
-Level = Literal["transition", "trajectory", "tree"]
-LEVELS: tuple[Level, ...] = ("transition", "trajectory", "tree")
 BAR_WIDTH = 20
 
 
@@ -51,12 +50,12 @@ class RunLog:
     rewards: list[float] = field(default_factory=list)
     validations: dict[int, float] = field(default_factory=dict)
     played: dict[int, list[Played]] = field(default_factory=dict)
-    forwarded: dict[Level, Forwarded] = field(
+    forwarded: dict[LevelName, Forwarded] = field(
         default_factory=lambda: {level: Forwarded() for level in LEVELS}
     )
     left_out: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
-    update_seconds: dict[Level, float] = field(default_factory=dict)
+    update_seconds: dict[LevelName, float] = field(default_factory=dict)
     _stage_began: float = field(default_factory=time.monotonic)
 
     def stage_ended(self, name: str) -> None:
@@ -85,17 +84,17 @@ class RunLog:
         self.say(f"  validation after {step} steps: reward {reward:.3f}")
 
 
-def forwarded(rollouts: Sequence[agl_fast.Rollout], level: Level) -> tuple[int, int]:
+def forwarded(rollouts: Sequence[agl_fast.Rollout], level: LevelName) -> tuple[int, int]:
     """Rows and tokens that a forward pass over the rollouts takes in, as `analyze` counts them."""
     # Only now: --help needs no torch.
     from agl_fast.tools.analyze.layouts import lay_out
-    from agl_fast.tools.analyze.limits import Limits
+    from agl_fast.rows.options import Limits
 
     layout = lay_out(rollouts, level, Limits()).layout
     return layout.rows, layout.tokens
 
 
-def rows_of(rollouts: Sequence[agl_fast.Rollout], level: Level) -> agl_fast.Batch:
+def rows_of(rollouts: Sequence[agl_fast.Rollout], level: LevelName) -> agl_fast.Batch:
     """Their rows with nothing cut off, jagged."""
     widest = 1 + max(
         len(call.prompt_ids) + len(call.response_ids) for each in rollouts for call in each.calls

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from agl_fast.quickstart.run_log import Level
 from agl_fast.quickstart.tiny_model import MAX_LENGTH
+from agl_fast.rows.levels import LevelName
 
 # Of the tiny model's rows, and of one answer.
 PROMPT_WIDTH, RESPONSE_WIDTH, ANSWER_WIDTH = 128, 128, 24
@@ -26,7 +26,7 @@ def verl_settings(
     steps: int,
     seed: int,
     n_devices: int = 1,
-    level: Level = "trajectory",
+    level: LevelName = "trajectory",
     reasoning: bool = False,
 ) -> dict[str, Any]:
     """The dictionary for `VERL`.

@@ -8,7 +8,8 @@ from typing import Any
 
 import agl_fast
 from agl_fast.printable import escaped
-from agl_fast.quickstart.run_log import Level, Played, rows_of
+from agl_fast.quickstart.run_log import Played, rows_of
+from agl_fast.rows.levels import Level, LevelName
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Piece:
     trained: bool
 
 
-def pieces_of(played: Played, tokenizer: Any, level: Level = "trajectory") -> list[list[Piece]]:
+def pieces_of(played: Played, tokenizer: Any, level: LevelName = "trajectory") -> list[list[Piece]]:
     """Its rows, each cut where trained and read tokens meet; a tree's branches are rows here."""
     rows = rows_of([agl_fast.Rollout("played", "played", played.calls, played.reward)], level)
     tensors = rows.tensors
@@ -44,13 +45,13 @@ def pieces_of(played: Played, tokenizer: Any, level: Level = "trajectory") -> li
     return pieces
 
 
-def marked(rows: list[list[Piece]], level: Level = "trajectory") -> str:
+def marked(rows: list[list[Piece]], level: LevelName = "trajectory") -> str:
     """For a terminal: trained tokens stand between « and ».
 
     These two characters and control characters of the text itself are escaped, as is a line that
     would pass for the one between two rows.
     """
-    between = f"--- another {'branch' if level == 'tree' else 'row'} ---"
+    between = f"--- another {'branch' if Level.of(level).is_tree else 'row'} ---"
     texts = ["".join(_marked(piece) for piece in row) for row in rows]
     texts = [re.sub(f"(?m)^{between}", f"\\\\{between}", text) for text in texts]
     return f"\n{between}\n".join(texts)

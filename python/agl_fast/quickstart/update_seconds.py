@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agl_fast.quickstart.run_log import LEVELS, Level
+from agl_fast.rows.levels import LEVELS, LevelName
 from agl_fast.tools.replay import replay
 
 # The first update of a process is slower than all others.
 ROUNDS = 3
 
 
-def update_seconds(run_folder: Path) -> dict[Level, float]:
+def update_seconds(run_folder: Path) -> dict[LevelName, float]:
     """Take the first step again, at each level in turn, in this process.
 
     The first, as it begins with the weights that are there.
@@ -28,6 +28,6 @@ def update_seconds(run_folder: Path) -> dict[Level, float]:
     return {level: min(each[level] for each in rounds) for level in LEVELS}
 
 
-def _update_seconds(recording: Path, model: Path, level: Level) -> float:
+def _update_seconds(recording: Path, model: Path, level: LevelName) -> float:
     settings = {"agentlightning": {"trace_aggregator": {"level": level}}}
     return replay(recording, settings, model=model).seconds["update_actor"]

@@ -1,4 +1,4 @@
-"""Recordings: what agents did, in a file. docs/recording.md is the specification."""
+"""Recordings: files of rollouts. docs/recording.md is the specification."""
 
 from __future__ import annotations
 

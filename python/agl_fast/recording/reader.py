@@ -1,4 +1,4 @@
-"""Recordings back into rollouts."""
+"""Read recordings."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
-from agl_fast.recording.decoding import FieldError, decode_rollout
-from agl_fast.recording.traces import decode_trace, is_trace
+from agl_fast.recording.codec import FieldError, decode_rollout, decode_trace, is_trace
 from agl_fast.recording.writer import FORMAT, VERSION
 from agl_fast.rows.calls import Rollout
 
 
 class RecordingError(ValueError):
-    """A file is no recording, or something in it is wrong; the message names line and field."""
+    """A file is not a valid recording; the message names line and field."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """What a file holds.
+    """The contents of a recording.
 
     Attributes:
         path: of the file.
-        about: what it says of all rollouts (docs/recording.md); empty where it says nothing.
+        about: metadata of the file (docs/recording.md); empty for token traces.
         rollouts: in the file's order. Ids are int32 arrays, log-probs float32 arrays.
     """
 
@@ -41,7 +40,7 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
 
     Raises:
         OSError: the file cannot be read.
-        RecordingError: it is no recording, of a newer version, or something in it is wrong.
+        RecordingError: the file is not a valid recording, or has a newer version.
     """
     path = Path(path)
     about: Mapping[str, Any] | None = None

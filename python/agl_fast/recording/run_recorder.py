@@ -1,4 +1,4 @@
-"""A run's rollouts into files, on a thread of their own."""
+"""Record a run's rollouts on a background thread."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any, Literal
 
-from agl_fast.recording.private import private_folder
-from agl_fast.recording.writer import RecordingWriter
+from agl_fast.recording.writer import RecordingWriter, private_folder
 from agl_fast.rows.calls import Rollout
 
 logger = logging.getLogger(__name__)
@@ -24,19 +23,18 @@ _CLOSE_SECONDS = 30.0
 
 
 class RunRecorder:
-    """Records a run: nobody waits for the disk, and no error of it ends the run.
+    """Records a run without blocking it; write errors never end the run.
 
-    A run has a folder of its own in ``folder``. In it is a file for every training step and every
-    validation: ``train-000012.jsonl.gz`` holds what step 12 learns from, ``val-000012.jsonl.gz``
-    the validation after it.
+    A run has its own subfolder of ``folder``, with one file per training step and per validation:
+    ``train-000012.jsonl.gz`` holds the rollouts of step 12, ``val-000012.jsonl.gz`` the validation
+    after it.
 
-    Rollouts that cannot be written (the disk is full, or slower than the agents for long) are
-    counted; the first one is told.
+    Rollouts that cannot be written (disk full, or too slow for long) are counted, with one warning.
 
     Args:
-        folder: made when there is something to write.
-        about: what every file says of its rollouts.
-        max_waiting_tokens: prompt and response tokens that may wait for the disk.
+        folder: created on the first write.
+        about: metadata of every file.
+        max_waiting_tokens: limit on prompt and response tokens that wait to be written.
     """
 
     def __init__(
@@ -61,16 +59,16 @@ class RunRecorder:
 
     @property
     def counts(self) -> dict[str, int]:
-        """``written`` and ``lost`` rollouts until now."""
+        """Numbers of ``written`` and ``lost`` rollouts so far."""
         with self._changed:
             return {name: self._counts[name] for name in ("written", "lost")}
 
     def record(self, rollout: Rollout, policy_version: int, *, is_train: bool) -> None:
-        """Take a rollout; returns at once. Its calls may change afterwards, their ids may not.
+        """Queue a rollout; returns at once. Its calls may change afterwards, their ids must not.
 
         Args:
-            policy_version: of the weights that sample; the step after it learns from them.
-            is_train: else it is of a validation.
+            policy_version: version of the sampling weights; the next step trains on the rollout.
+            is_train: False for a validation rollout.
         """
         kept = copy(rollout)
         kept.calls = [copy(call) for call in rollout.calls]
@@ -90,7 +88,7 @@ class RunRecorder:
             self._changed.notify_all()
 
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
-        """Write what waits, for so long at most, and end the thread; twice does no harm."""
+        """Write the queue within ``seconds`` and end the thread; may be called again."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -108,7 +106,7 @@ class RunRecorder:
                 self._write(rollout, phase, policy_version)
                 with self._changed:
                     self._counts["written"] += 1
-            # Whatever a rollout holds, or the disk does: training goes on, and it is counted.
+            # Any error is counted and must not end the training run.
             except Exception as error:
                 with self._changed:
                     self._lose(f"{type(error).__name__}: {error}")

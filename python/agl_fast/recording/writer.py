@@ -1,4 +1,4 @@
-"""Rollouts into a file."""
+"""Write recordings."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from pathlib import Path
 from typing import Any
 
 from agl_fast._core import __version__
-from agl_fast.recording.encoding import encode_rollout
-from agl_fast.recording.private import private_opener
+from agl_fast.recording.codec import encode_rollout
 from agl_fast.rows.calls import Rollout
 
 FORMAT = "agl_fast"
 VERSION = 1
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
 
 
 class RecordingWriter:
-    """Writes a recording, one line a rollout; a line is in the file when ``write`` returns.
+    """Writes a recording, one line per rollout; ``write`` returns when the line is in the file.
 
-    Only the file's owner may read it.
+    The file has mode 0600.
 
     Args:
-        path: a new file; with the suffix ``.gz`` every line is compressed by itself, so that the
-            file can be read up to its last line whatever ends the process.
-        about: what is said of all of them (docs/recording.md).
+        path: a new file. With the suffix ``.gz`` each line is compressed separately, so that the
+            file stays readable up to its last line however the process ends.
+        about: metadata of the file (docs/recording.md).
 
     Raises:
-        OSError: the file is there already, or cannot be written.
+        OSError: the file exists already, or cannot be written.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class RecordingWriter:
     ) -> None:
         self.path = Path(path)
         self._compresses = self.path.suffix == ".gz"
-        # Unbuffered: what cannot be written is known at once, and which rollout it was.
+        # Unbuffered, so that a write error belongs to the current rollout.
         self._file = open(self.path, "xb", buffering=0, opener=private_opener)  # noqa: SIM115
         header = {"recording": FORMAT, "version": VERSION, "agl_fast": __version__}
         try:
@@ -48,7 +49,7 @@ class RecordingWriter:
             raise
 
     def write(self, rollout: Rollout) -> None:
-        """Append a rollout. On an error the file is as before.
+        """Append a rollout. An error leaves the file unchanged.
 
         Raises:
             TypeError, ValueError: a field is of the wrong type; the message names it.
@@ -70,7 +71,7 @@ class RecordingWriter:
         self.close()
 
     def _append(self, value: dict[str, Any]) -> None:
-        # Samples and sampling parameters may hold anything; what JSON has no word for is told.
+        # Samples and sampling parameters may hold any object; JSON falls back to repr.
         line = memoryview(self._packed(_json(value) + b"\n"))
         begin = self._file.tell()
         try:
@@ -86,9 +87,20 @@ class RecordingWriter:
 
 
 def _json(value: dict[str, Any]) -> bytes:
-    """UTF-8, whatever the strings hold."""
+    """Encode as UTF-8, also strings with lone surrogates."""
     options: dict[str, Any] = {"separators": (",", ":"), "default": repr}
     try:
         return json.dumps(value, ensure_ascii=False, **options).encode()
     except UnicodeEncodeError:  # lone surrogates, which JSON can only escape
         return json.dumps(value, ensure_ascii=True, **options).encode()
+
+
+def private_folder(folder: Path) -> None:
+    """Create a folder with mode 0700; parents get the usual mode. An existing one is unchanged."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+
+
+def private_opener(path: str, flags: int) -> int:
+    """An ``opener`` for ``open`` that creates files with mode 0600."""
+    return os.open(path, flags, FILE_MODE)

@@ -1,7 +1,7 @@
-"""The plain-Python twin: what every kernel and the whole of ``docs/rows.md`` mean.
+"""Plain-Python reference implementation of docs/rows.md and of every kernel.
 
-Slow and simple on purpose. It trusts its input, apart from the errors that the specification itself
-defines; the native code is tested against it.
+Deliberately slow and simple; the native code is tested against it. It checks the options and the
+errors that the specification defines, and trusts its input otherwise.
 """
 
 from agl_fast.reference.build import Batch, build_batch

@@ -1,4 +1,4 @@
-"""Calls as the reference reads them, and the four rules asked of each before any layout."""
+"""Calls and rewards as the reference reads them, and which calls are laid out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 class CallLike(Protocol):
-    """What is read of a call; ``agl_fast.Call`` has it, and so may any plain object."""
+    """Fields of a call that are read, from ``agl_fast.Call`` or any object."""
 
     prompt_ids: Any
     response_ids: Any
@@ -21,7 +21,7 @@ class CallLike(Protocol):
 
 
 class RolloutLike(Protocol):
-    """What is read of a rollout; ``agl_fast.Rollout`` has it, and so may any plain object."""
+    """Fields of a rollout that are read, from ``agl_fast.Rollout`` or any object."""
 
     rollout_id: str
     data_id: str
@@ -32,7 +32,7 @@ class RolloutLike(Protocol):
 
 @dataclass(frozen=True)
 class Turn:
-    """A call as lists of int; ``index`` is its place in ``rollout.calls``."""
+    """A call as lists; ``index`` is its index in ``rollout.calls``."""
 
     index: int
     prompt: list[int]
@@ -41,7 +41,7 @@ class Turn:
 
 
 def read_turn(rollout_id: str, index: int, call: CallLike) -> Turn:
-    """Raises ValueError for a log-prob that is not finite."""
+    """Read a call. Raises ValueError for a log-prob that is not finite."""
     log_probs = None
     if call.log_probs is not None:
         log_probs = [float(value) for value in call.log_probs]
@@ -60,7 +60,7 @@ def read_turn(rollout_id: str, index: int, call: CallLike) -> Turn:
 
 @dataclass
 class RecordedIds:
-    """Prompt and response ids of a rollout's calls so far, by response_id."""
+    """Prompt and response ids of a rollout's earlier calls, by response_id."""
 
     by_response_id: dict[Any, list[tuple[list[int], list[int]]]] = field(default_factory=dict)
 
@@ -74,7 +74,7 @@ class RecordedIds:
 
 
 def reason_to_leave_out(call: CallLike, turn: Turn, recorded: RecordedIds) -> str | None:
-    """The first of the four rules that holds, or None for a call that is laid out."""
+    """Apply the four rules in order; None for a call that gets a row."""
     if (turn.prompt, turn.response) in recorded.of_same_id(call):
         return "duplicate"
     if call.finish_reason == "abort":
@@ -84,3 +84,42 @@ def reason_to_leave_out(call: CallLike, turn: Turn, recorded: RecordedIds) -> st
     if not turn.prompt or not turn.response:
         return "empty"
     return None
+
+
+def final_reward(rollout: RolloutLike, fill: float) -> tuple[float, bool]:
+    """(reward, has_reward): the rollout's own reward, else the last of a call, else ``fill``.
+
+    NaN is missing like None. Raises ValueError for an infinite reward.
+    """
+    given = _read(rollout.reward, f"rollout {rollout.rollout_id!r}")
+    of_calls = _of_calls(rollout)
+    present = [reward for reward in [*of_calls, given] if reward is not None]
+    return (present[-1], True) if present else (fill, False)
+
+
+def rewards_of_calls(rollout: RolloutLike) -> tuple[float | None, ...] | None:
+    """One reward per call; None if no call has one."""
+    of_calls = _of_calls(rollout)
+    return tuple(of_calls) if any(reward is not None for reward in of_calls) else None
+
+
+def credits_of_calls(rollout: RolloutLike) -> tuple[float, ...] | None:
+    """One credit per call; None if all are 1."""
+    given = tuple(float(getattr(call, "credit", 1.0)) for call in rollout.calls)
+    return given if any(credit != 1.0 for credit in given) else None
+
+
+def _of_calls(rollout: RolloutLike) -> list[float | None]:
+    return [
+        _read(call.reward, f"rollout {rollout.rollout_id!r}: call {index}")
+        for index, call in enumerate(rollout.calls)
+    ]
+
+
+def _read(reward: Any, where: str) -> float | None:
+    if reward is None:
+        return None
+    value = float(reward)
+    if math.isinf(value):
+        raise ValueError(f"{where}: reward is {value}")
+    return None if math.isnan(value) else value

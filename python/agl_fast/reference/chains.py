@@ -1,4 +1,4 @@
-"""Calls become chains: one per call, or joined where a prompt continues a whole earlier context."""
+"""Chains: one per call, or merged where a prompt extends a whole earlier context."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from agl_fast.reference.calls import Turn
-from agl_fast.reference.mismatch import classify_mismatch
 from agl_fast.rows.accounting import Mismatch
 
 CONTEXT = -1
 
+# Limits on the length of a generation prompt, and tokens that identify an answer.
+_GENERATION_PROMPT = 32
+_OTHER_PROMPT = 8  # if it replaces another one, and the length of that
+_ANSWER_PROBE = 4
+
+_CUT_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # decoded from an incomplete character
+
 
 @dataclass
 class Chain:
-    """A conversation as it grows; ``sampled_by`` and ``log_probs`` are parallel to ``response``.
+    """A growing chain; ``sampled_by`` and ``log_probs`` are parallel to ``response``.
 
-    ``sampled_by`` is the index of the call that sampled the token, ``CONTEXT`` for what tools and
-    users added.
+    ``sampled_by`` is the index of the call that sampled the token, or ``CONTEXT`` for tokens of
+    tools and users.
     """
 
     first_call: int
@@ -36,9 +42,9 @@ class Chain:
         return sum(call != CONTEXT for call in self.sampled_by)
 
     def answer_behind(self, index: int) -> tuple[int, list[int]]:
-        """Where the next answer behind a token begins in the context, and its tokens.
+        """Start and tokens of the next answer at or after a token of the context.
 
-        It begins at or before ``index`` where the token itself is an answer's.
+        If the token belongs to an answer, it is that answer.
         """
         sampled_by = [CONTEXT] * len(self.prompt) + self.sampled_by
         begin = next(i for i in range(index, len(sampled_by)) if sampled_by[i] != CONTEXT)
@@ -69,14 +75,14 @@ def open_chain(turn: Turn) -> Chain:
 
 
 def chain_per_call(turns: list[Turn]) -> list[Chain]:
-    """Level ``transition``."""
+    """One chain per call: level ``transition``."""
     return [open_chain(turn) for turn in turns]
 
 
 def merge_into_chains(
     rollout_id: str, turns: list[Turn], tokenizer: Any
 ) -> tuple[list[Chain], list[Mismatch]]:
-    """Level ``trajectory``: chains in the order of their first calls, and the calls that missed."""
+    """Merge calls into chains, in the order of their first calls; also the broken prefixes."""
     chains: list[Chain] = []
     mismatches: list[Mismatch] = []
     for turn in turns:
@@ -115,3 +121,61 @@ def shared_prefix(left: list[int], right: list[int]) -> int:
             break
         length += 1
     return length
+
+
+def classify_mismatch(
+    prompt: list[int],
+    context: list[int],
+    index: int,
+    first_prompt_length: int,
+    *,
+    answer: tuple[int, list[int]],
+    tokenizer: Any = None,
+) -> str:
+    """Kind of a broken prefix: the prompt differs from the closest chain's context at ``index``.
+
+    ``first_prompt_length`` tokens of the context are that chain's first prompt. ``answer`` is the
+    start and tokens of the next answer at or after ``index``.
+    """
+    if index == len(prompt):
+        return "shortened"
+    if tokenizer is not None and _is_retokenised(prompt[index:], context[index:], tokenizer):
+        return "retokenised"
+    begin, answer_tokens = answer
+    if 0 < index < begin and _is_generation_prompt(
+        prompt[index:], context[index:begin], answer_tokens, is_first=index < first_prompt_length
+    ):
+        return "generation_prompt"
+    if index < first_prompt_length:
+        return "new_conversation"
+    return "history_rewritten"
+
+
+def _is_generation_prompt(
+    prompt: list[int], expected: list[int], answer: list[int], *, is_first: bool
+) -> bool:
+    """Whether only the tokens that the chat template puts before the answer differ.
+
+    ``prompt`` begins at the first difference, as does ``expected``, which ends at the answer.
+    ``is_first``: the difference lies in the chain's first prompt.
+    """
+    if len(expected) > _GENERATION_PROMPT:
+        return False
+    begins = answer[:_ANSWER_PROBE]
+    tails = [answer[i : i + _ANSWER_PROBE] for i in range(1, len(answer) - 1)]
+    if any(prompt[: len(part)] == part for part in [begins, *tails]):
+        return True
+    return (
+        is_first
+        and len(expected) <= _OTHER_PROMPT
+        and any(
+            prompt[i : i + len(begins)] == begins
+            for i in range(1, min(_OTHER_PROMPT, len(prompt) - 1) + 1)
+        )
+    )
+
+
+def _is_retokenised(prompt: list[int], context: list[int], tokenizer: Any) -> bool:
+    """Whether the prompt continues with the text of the context in other tokens."""
+    text = tokenizer.decode(context, skip_special_tokens=False).rstrip(_CUT_CHARACTER)
+    return bool(tokenizer.decode(prompt, skip_special_tokens=False).startswith(text))

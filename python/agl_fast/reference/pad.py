@@ -1,4 +1,4 @@
-"""Sequences of one width: truncated or padded on one side, with the mask of the real tokens."""
+"""Truncate or pad sequences to one width, with attention masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A JSON array of token ids, read strictly."""
+"""Parse token ids from JSON strictly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _DIGITS = "0123456789"
 
 
 def parse_token_ids(text: str | bytes) -> list[int]:
-    """Read ``"[1, 2, 3]"``: a JSON array of integers from 0 to 2**31 - 1, and nothing else.
+    """Parse ``"[1, 2, 3]"``: a JSON array of integers from 0 to 2**31 - 1.
 
     Raises:
         ValueError: names the position of the first character that cannot stand there, or of a
@@ -58,7 +58,7 @@ def _read_id(source: str, start: int) -> tuple[int, int]:
         raise ValueError(f"position {start}: expected a token id, got {_found(source, start)}")
     if len(digits) > 1 and digits[0] == "0":
         raise ValueError(f"position {start}: a number has no leading zero")
-    # The length goes first: int() refuses very long runs of digits with another message.
+    # Check the length first: int() refuses very long numbers with another message.
     if len(digits) > 10 or int(digits) > MAX_TOKEN_ID:
         raise ValueError(f"position {start}: token id {digits[:20]} is larger than {MAX_TOKEN_ID}")
     return int(digits), end

@@ -1,21 +1,17 @@
-"""Chains become rows, cut to the limits; every sampled token ends in one class."""
+"""Rows: cut from chains, counted by class, and written as tensors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from agl_fast.reference.chains import CONTEXT, Chain
+from agl_fast.reference.pad import (
+    get_left_padded_ids_and_attention_mask,
+    get_right_padded_ids_and_attention_mask,
+)
 from agl_fast.rows.accounting import Accounting
-
-
-@dataclass(frozen=True)
-class Limits:
-    """``max_total_length=None`` sets no limit on prompt and response together."""
-
-    max_prompt_length: int
-    max_response_length: int
-    max_total_length: int | None
-    overlong_prompt: str  # "spill" or "drop"
+from agl_fast.rows.options import RowOptions
 
 
 @dataclass
@@ -51,7 +47,7 @@ class Row:
 
 @dataclass(frozen=True)
 class CutChain:
-    """A chain inside the limits; without a sampled token its response is empty and it is no row."""
+    """A chain cut to the limits; without a sampled token it has no row."""
 
     first_call: int
     prompt: list[int]
@@ -63,19 +59,19 @@ class CutChain:
     n_kept: int  # of them inside the limits
 
 
-def cut(chain: Chain, limits: Limits) -> CutChain:
-    prompt = chain.prompt[: limits.max_prompt_length]
-    overflow = chain.prompt[limits.max_prompt_length :]
-    is_overlong = bool(overflow) and limits.overlong_prompt == "drop"
+def cut(chain: Chain, options: RowOptions) -> CutChain:
+    prompt = chain.prompt[: options.max_prompt_length]
+    overflow = chain.prompt[options.max_prompt_length :]
+    is_overlong = bool(overflow) and options.drops_overlong
     spilled = [] if is_overlong else overflow
 
     response = spilled + chain.response
     sampled_by = [CONTEXT] * len(spilled) + chain.sampled_by
     log_probs = [None] * len(spilled) + chain.log_probs
 
-    end = limits.max_response_length
-    if limits.max_total_length is not None:
-        end = min(end, max(limits.max_total_length - len(prompt), 0))
+    end = options.max_response_length
+    if options.max_total_length is not None:
+        end = min(end, max(options.max_total_length - len(prompt), 0))
     end = min(end, len(response))
     while end > 0 and sampled_by[end - 1] == CONTEXT:
         end -= 1
@@ -98,7 +94,7 @@ def is_truncated(chains: list[CutChain]) -> bool:
 
 
 def drop_reason(chain: CutChain, *, mask_rollout: bool) -> str | None:
-    """Why the chain is marked, None where it is not."""
+    """Why the chain is excluded from the update; None if it is not."""
     if chain.is_overlong:
         return "overlong_prompt"
     if mask_rollout and chain.n_kept > 0:
@@ -107,7 +103,7 @@ def drop_reason(chain: CutChain, *, mask_rollout: bool) -> str | None:
 
 
 def count(chain: CutChain, reason: str | None, accounting: Accounting) -> None:
-    """Add the chain's sampled tokens to their classes (``sampled`` is counted with the calls)."""
+    """Count the chain's sampled tokens by class (``sampled`` is counted per call)."""
     if chain.n_kept == 0:
         accounting.empty_rows += 1
     if reason is None:
@@ -116,3 +112,92 @@ def count(chain: CutChain, reason: str | None, accounting: Accounting) -> None:
     else:
         accounting.dropped += chain.n_sampled
         accounting.dropped_by_reason[reason] += chain.n_sampled
+
+
+def padded_tensors(
+    rows: list[Row], *, prompt_width: int, response_width: int, pad_token_id: int, call_index: bool
+) -> dict[str, Any]:
+    """Padded tensors as lists of B lists; ``is_drop_mask`` is a list of B."""
+
+    def right_padded(values: list[Any], filler: Any) -> list[Any]:
+        return values + [filler] * (response_width - len(values))
+
+    tensors: dict[str, Any] = {
+        "prompts": [],
+        "responses": [],
+        "input_ids": [],
+        "attention_mask": [],
+        "position_ids": [],
+        "response_mask": [],
+        "token_level_scores": [],
+        "is_drop_mask": [row.is_dropped for row in rows],
+    }
+    for row in rows:
+        prompt, prompt_attention = get_left_padded_ids_and_attention_mask(
+            row.prompt, prompt_width, pad_token_id
+        )
+        response, response_attention = get_right_padded_ids_and_attention_mask(
+            row.response, response_width, pad_token_id
+        )
+        attention_mask = prompt_attention + response_attention
+        tensors["prompts"].append(prompt)
+        tensors["responses"].append(response)
+        tensors["input_ids"].append(prompt + response)
+        tensors["attention_mask"].append(attention_mask)
+        tensors["position_ids"].append(_padded_positions(row, prompt_width, response_width))
+        tensors["response_mask"].append(right_padded(row.response_mask, 0))
+        tensors["token_level_scores"].append(right_padded(_scores(row), 0.0))
+    if call_index:
+        tensors["call_index"] = [right_padded(row.sampled_by, CONTEXT) for row in rows]
+    if _any_log_probs(rows):
+        tensors["rollout_log_probs"] = [right_padded(_log_probs(row), 0.0) for row in rows]
+    return tensors
+
+
+def jagged_tensors(rows: list[Row], *, call_index: bool) -> dict[str, Any]:
+    """Tensors without padding: lists of B lists of different lengths."""
+    tensors: dict[str, Any] = {
+        "prompts": [row.prompt for row in rows],
+        "responses": [row.response for row in rows],
+        "input_ids": [row.prompt + row.response for row in rows],
+        "position_ids": [row.positions for row in rows],
+        "response_mask": [row.response_mask for row in rows],
+        "token_level_scores": [_scores(row) for row in rows],
+        "is_drop_mask": [row.is_dropped for row in rows],
+    }
+    if call_index:
+        tensors["call_index"] = [row.sampled_by for row in rows]
+    if _any_log_probs(rows):
+        tensors["rollout_log_probs"] = [_log_probs(row) for row in rows]
+    return tensors
+
+
+def columns(rows: list[Row], *, row_is_call: bool) -> dict[str, list[Any]]:
+    """Columns as lists of B."""
+    first_calls = [row.first_call for row in rows]
+    return {
+        "data_id_list": [row.data_id for row in rows],
+        "rollout_id_list": [row.rollout_id for row in rows],
+        **({"turn_index_list": first_calls} if row_is_call else {}),
+        "first_call_index_list": first_calls,
+        "has_rollout_log_probs": [row.has_log_probs for row in rows],
+    }
+
+
+def _padded_positions(row: Row, prompt_width: int, response_width: int) -> list[int]:
+    left = prompt_width - len(row.prompt)
+    right = response_width - len(row.response)
+    return [0] * left + row.positions + row.positions[-1:] * right
+
+
+def _scores(row: Row) -> list[float]:
+    # A row ends with a sampled token, as trailing context is cut.
+    return [0.0] * (len(row.response) - 1) + [row.score]
+
+
+def _log_probs(row: Row) -> list[float]:
+    return [0.0 if log_prob is None else log_prob for log_prob in row.log_probs]
+
+
+def _any_log_probs(rows: list[Row]) -> bool:
+    return any(log_prob is not None for row in rows for log_prob in row.log_probs)

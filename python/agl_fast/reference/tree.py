@@ -1,4 +1,4 @@
-"""Level ``tree``: a rollout's calls as one prefix tree, laid out depth first."""
+"""Level ``tree``: the prefix tree of a rollout's calls, in depth-first order."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from agl_fast.rows.accounting import Accounting
 
 @dataclass(eq=False)
 class Node:
-    """A token in its context.
+    """A token of the tree.
 
-    ``made_by`` is the call that brought it in, ``sampled_by`` the call that sampled it, ``CONTEXT``
-    for none.
+    ``made_by`` is the call that added it, ``sampled_by`` the call that sampled it, or ``CONTEXT``.
     """
 
     token: int
@@ -30,7 +29,7 @@ class Node:
 
 
 def grow_tree(turns: list[Turn]) -> tuple[Node, dict[int, Node]]:
-    """The tree's root, which holds no token, and every call's last token."""
+    """Build the tree: its root, which holds no token, and the last node of every call."""
     root = Node(-1, -1, None, CONTEXT, CONTEXT, None)
     ends: dict[int, Node] = {}
     for turn in turns:
@@ -47,7 +46,7 @@ def grow_tree(turns: list[Turn]) -> tuple[Node, dict[int, Node]]:
 
 
 def deepest_match(root: Node, prompt: list[int]) -> Node:
-    """Where a prompt leaves the tree: of several places with the same tokens, the one made last."""
+    """Follow the longest path that matches the prompt; of equal paths, the one added last."""
     reached = [root]
     for token in prompt:
         children = [child for node in reached for child in node.children if child.token == token]
@@ -64,7 +63,7 @@ def _append(parent: Node, token: int, call: int, sampled_by: int, log_prob: floa
 
 
 def depth_first(root: Node) -> list[Node]:
-    """All tokens: behind each its children with all that follows them, in the order they came."""
+    """All nodes in depth-first order; children in the order of insertion."""
     order: list[Node] = []
     waiting = root.children[::-1]
     while waiting:
@@ -74,7 +73,7 @@ def depth_first(root: Node) -> list[Node]:
 
 
 def path_to(node: Node) -> list[Node]:
-    """The tokens from the root to the node."""
+    """The nodes from the root to the node."""
     path: list[Node] = []
     at: Node | None = node
     while at is not None and at.parent is not None:
@@ -84,10 +83,10 @@ def path_to(node: Node) -> list[Node]:
 
 
 def deal_out(root: Node, ends: dict[int, Node], max_tokens: int) -> list[list[int]]:
-    """The calls of each row, depth first; one longer than ``max_tokens`` is in none.
+    """Split the calls, in depth-first order, into rows of at most ``max_tokens``.
 
-    Of all ways to cut the calls into rows of at most ``max_tokens`` the one with the fewest tokens,
-    then the fewest rows; of equals the first row takes the most calls.
+    A longer call is in no row. The split has the fewest tokens, then the fewest rows, then the most
+    calls in the first row.
     """
     place = {node: index for index, node in enumerate(depth_first(root))}
     calls = sorted(
@@ -96,11 +95,11 @@ def deal_out(root: Node, ends: dict[int, Node], max_tokens: int) -> list[list[in
     )
     paths = [path_to(ends[call]) for call in calls]
     shared = [0, *(sum(map(is_, before, path)) for before, path in pairwise(paths))]
-    # By the first call of a row: tokens and rows from there on, and minus where the next begins.
+    # best[first call of a row]: tokens and rows from there on, and minus the next row's first call.
     best = {len(calls): (0, 0, 0)}
     for first in reversed(range(len(calls))):
         ways = []
-        n_tokens = shared[first]  # what a row repeats of the row before
+        n_tokens = shared[first]  # repeated from the row before
         for stop in range(first + 1, len(calls) + 1):
             n_tokens += len(paths[stop - 1]) - shared[stop - 1]
             if n_tokens > max_tokens:
@@ -120,14 +119,14 @@ def deal_out(root: Node, ends: dict[int, Node], max_tokens: int) -> list[list[in
 def tree_rows(
     rollout: RolloutLike, turns: list[Turn], max_tokens: int, reward: float, accounting: Accounting
 ) -> list[Row]:
-    """Each row holds the nodes on its calls' paths, in the order of the whole tree."""
+    """Rows: the nodes on the paths of a row's calls, in the order of the whole tree."""
     rows: list[Row] = []
     root, ends = grow_tree(turns)
     order = depth_first(root)
     for calls in deal_out(root, ends, max_tokens):
         own = {node for call in calls for node in path_to(ends[call])}
         nodes = [node for node in order if node in own]
-        # What a call of another row sampled is context here.
+        # Tokens sampled by a call of another row are context here.
         sampled_by = [node.sampled_by if node.sampled_by in calls else CONTEXT for node in nodes]
         n_prompt = sampled_by.index(calls[0])
         row = Row(

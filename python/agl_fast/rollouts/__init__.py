@@ -1,15 +1,21 @@
-"""Rollouts into Agent-lightning's store, their calls out of the proxy, rows for the trainer."""
+"""Rollouts: enqueued in Agent-lightning's store, recorded by the proxy, built into rows."""
 
 from __future__ import annotations
 
-# First: it keeps litellm, which agentlightning imports, quiet and off the internet.
+# First: it keeps litellm, which agentlightning imports, silent and offline.
 import agl_fast.proxy.llm_proxy  # noqa: F401  # isort: skip
 
 from agl_fast.rollouts.daemon import AgentModeDaemon
-from agl_fast.rollouts.finished import Outcome
+from agl_fast.rollouts.finished import FinishedRollout, Outcome
 from agl_fast.rollouts.validation import ValidatedRollout, validation_metrics
 from agl_fast.verl.span_export import send_spans_to_the_store
 
-__all__ = ["AgentModeDaemon", "Outcome", "ValidatedRollout", "validation_metrics"]
+__all__ = [
+    "AgentModeDaemon",
+    "FinishedRollout",
+    "Outcome",
+    "ValidatedRollout",
+    "validation_metrics",
+]
 
 send_spans_to_the_store()

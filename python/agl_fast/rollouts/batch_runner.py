@@ -1,23 +1,81 @@
-"""The rollouts of one batch of samples, from enqueueing until all have ended."""
+"""The rollouts of one batch of samples, from the trainer's columns until all have finished."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
-from agl_fast.rollouts.finished import Outcome
-from agl_fast.rollouts.progress import Waiting
-from agl_fast.rollouts.sources import Source
+import numpy as np
+from agentlightning.types import EnqueueRolloutRequest, RolloutConfig
+
+from agl_fast.rollouts.finished import FinishedRollout
+from agl_fast.rollouts.progress import PendingRollouts, Source
 
 _PROGRESS_SECONDS = 10.0
 
 
-class RunningBatch:
-    """Takes what rollouts leave as soon as they end.
+def samples_of(data: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """One dictionary per row, with plain Python values.
 
     Args:
-        samples: what each rollout was enqueued with, by rollout id; among it its ``data_id``.
+        data: columns of one length, such as ``DataProto.non_tensor_batch``.
+
+    Raises:
+        ValueError: there is no sample, or the columns differ in length.
+    """
+    lengths = {name: len(column) for name, column in data.items()}
+    if not lengths or not max(lengths.values()):
+        raise ValueError("data has no samples")
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"the columns of data differ in length: {lengths}")
+    n_samples = next(iter(lengths.values()))
+    return [{name: plain(column[i]) for name, column in data.items()} for i in range(n_samples)]
+
+
+def rollout_requests(
+    samples: Sequence[Mapping[str, Any]],
+    n: int,
+    mode: Literal["train", "val"],
+    resources_id: str,
+    config: RolloutConfig,
+) -> list[EnqueueRolloutRequest]:
+    """``n`` rollouts of each sample, with a new data_id per sample."""
+    requests = []
+    for sample in samples:
+        data_id = str(uuid.uuid4())
+        requests += [
+            EnqueueRolloutRequest(
+                input={**sample, "data_id": data_id},
+                mode=mode,
+                resources_id=resources_id,
+                config=config,
+                metadata={"data_id": data_id, "is_train": mode == "train"},
+            )
+            for _ in range(n)
+        ]
+    return requests
+
+
+def plain(value: Any) -> Any:
+    """The value with numpy arrays as lists and numpy scalars as Python's, recursively."""
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, Mapping):
+        return {plain(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [plain(entry) for entry in value]
+    return value
+
+
+class RunningBatch:
+    """Collects each rollout of a batch as soon as it finishes.
+
+    Args:
+        samples: the enqueued sample of each rollout id, with its ``data_id``.
 
     Attributes:
         enqueued_at: seconds since the epoch.
@@ -26,60 +84,60 @@ class RunningBatch:
     def __init__(
         self,
         source: Source,
-        waiting: Waiting,
+        pending: PendingRollouts,
         samples: Mapping[str, dict[str, Any]],
     ) -> None:
         self._source = source
-        self._waiting = waiting
+        self._pending = pending
         self._samples = samples
-        self._outcomes: dict[str, Outcome] = {}
+        self._finished: dict[str, FinishedRollout] = {}
         self._n_handed_out = 0
         self.enqueued_at = time.time()
 
     @property
     def running(self) -> list[str]:
-        """Ids of rollouts that have not ended."""
-        return [each for each in self._samples if each not in self._outcomes]
+        """Ids of rollouts that have not finished."""
+        return [rollout_id for rollout_id in self._samples if rollout_id not in self._finished]
 
     @property
-    def outcomes(self) -> list[Outcome]:
-        """Of the rollouts that have ended, in the order in which they were enqueued."""
-        return [self._outcomes[each] for each in self._samples if each in self._outcomes]
+    def finished(self) -> list[FinishedRollout]:
+        """The finished rollouts, in the order of enqueueing."""
+        return [self._finished[each] for each in self._samples if each in self._finished]
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rollouts that the store named although they are none of ours."""
-        return {f"{name}_rollouts": count for name, count in self._waiting.counts.items()}
+        """Numbers of rollouts that the store reported and that are not of this batch, by kind."""
+        return {f"{name}_rollouts": count for name, count in self._pending.counts.items()}
 
-    async def collect(self, take: Callable[[Outcome], None], *, verbose: bool) -> None:
-        """Wait until every rollout has ended.
+    async def collect(self, take: Callable[[FinishedRollout], None], *, verbose: bool) -> None:
+        """Wait until every rollout has finished.
 
         Args:
-            take: gets the outcomes in the order in which the rollouts were enqueued, each as soon
-                as those before it are there: which rollout was faster decides nothing.
+            take: called with each rollout in the order of enqueueing, as soon as all rollouts
+                before it have finished. So the order of finishing has no influence.
         """
-        said_at = time.monotonic()
-        while self._waiting.rollout_ids:
-            for finished in await self._waiting.next_finished():
-                sample = self._samples[finished.rollout_id]
-                outcome = await self._source.outcome(finished, sample)
-                if outcome is None:
-                    self._waiting.again(finished)
+        reported_at = time.monotonic()
+        while self._pending.rollout_ids:
+            for end in await self._pending.next_ends():
+                sample = self._samples[end.rollout_id]
+                rollout = await self._source.finished_rollout(end, sample)
+                if rollout is None:
+                    self._pending.wait_again(end)
                     continue
-                self._outcomes[finished.rollout_id] = outcome
+                self._finished[end.rollout_id] = rollout
             self._hand_out(take)
-            if verbose and time.monotonic() - said_at > _PROGRESS_SECONDS:
-                said_at = time.monotonic()
-                print(f"agl_fast: {len(self._outcomes)}/{len(self._samples)} rollouts finished")
+            if verbose and time.monotonic() - reported_at > _PROGRESS_SECONDS:
+                reported_at = time.monotonic()
+                print(f"agl_fast: {len(self._finished)}/{len(self._samples)} rollouts finished")
 
     async def cancel(self) -> None:
-        """Give up what has not ended."""
-        for rollout_id in self._waiting.rollout_ids:
+        """Give up the rollouts that have not finished."""
+        for rollout_id in self._pending.rollout_ids:
             await self._source.give_up(rollout_id)
 
-    def _hand_out(self, take: Callable[[Outcome], None]) -> None:
+    def _hand_out(self, take: Callable[[FinishedRollout], None]) -> None:
         for rollout_id in list(self._samples)[self._n_handed_out :]:
-            if rollout_id not in self._outcomes:
+            if rollout_id not in self._finished:
                 break
-            take(self._outcomes[rollout_id])
+            take(self._finished[rollout_id])
             self._n_handed_out += 1

@@ -1,4 +1,4 @@
-"""`AgentModeDaemon`: a trainer's samples out to the agents, their calls back as rows."""
+"""`AgentModeDaemon`: runs samples through agents and builds rows from their calls."""
 
 from __future__ import annotations
 
@@ -17,21 +17,18 @@ from verl import DataProto
 import agl_fast
 from agl_fast.proxy.answer_checks import ModelLimits
 from agl_fast.recording import RunRecorder
-from agl_fast.rollouts.batch_runner import RunningBatch
-from agl_fast.rollouts.concurrency import concurrency
+from agl_fast.rollouts.batch_runner import RunningBatch, rollout_requests, samples_of
 from agl_fast.rollouts.daemon_settings import (
     check_arguments,
     model_entry,
     proxy_for,
     sampling_policies,
+    source_of,
 )
-from agl_fast.rollouts.failures import Failures
-from agl_fast.rollouts.finished import FailedRollouts, Outcome
-from agl_fast.rollouts.progress import Waiting
-from agl_fast.rollouts.rollout_metrics import ProxyCounts, run_metrics
+from agl_fast.rollouts.finished import FailedRollouts, FinishedRollout
+from agl_fast.rollouts.progress import PendingRollouts
+from agl_fast.rollouts.rollout_metrics import Failures, ProxyCounts, concurrency, run_metrics
 from agl_fast.rollouts.runners import FirstRunner
-from agl_fast.rollouts.samples import rollout_requests, samples_of
-from agl_fast.rollouts.sources import source_of
 from agl_fast.rollouts.training_rows import TrainingRows
 from agl_fast.rollouts.validation import ValidatedRollout, validation_metrics
 from agl_fast.training.credit import CreditAssignment
@@ -43,9 +40,9 @@ logger = logging.getLogger(__name__)
 
 
 class AgentModeDaemon:
-    """Runs a trainer's samples through the agents and turns what they did into rows.
+    """Run a trainer's samples through the agents and build rows from their calls.
 
-    One step of training, or one batch of a validation::
+    One training step, or one batch of a validation::
 
         daemon.policy_version = step
         daemon.set_up_data_and_server(data, server_addresses, is_train=True)
@@ -53,64 +50,64 @@ class AgentModeDaemon:
         rows, metrics = daemon.get_train_data_batch(2048, 4096, "cpu", step)  # or get_test_metrics
         daemon.clear_data_and_server()
 
-    Rollouts go into the store, where runners find them together with the resource ``main_llm``, a
-    ``ProxyLLM``. Their calls are taken from the proxy's recorder, the latest attempt's only; their
-    rewards from the store: a reward belongs to the last call finished before it, and the last one
-    is the rollout's. Rows are built as docs/rows.md says, in the order of the samples.
+    Rollouts are enqueued in the store, where runners get them with the resource ``main_llm``, a
+    ``ProxyLLM``. The calls of the latest attempt come from the proxy's recorder, rewards from the
+    store: a reward belongs to the last call finished before it, and the last reward to the rollout.
+    Rows are built as docs/rows.md specifies, in the order of the samples.
 
-    Every method is called on one thread. The daemon talks to the store on a thread of its own.
+    Call all methods from one thread. The daemon uses the store on its own thread.
 
     Args:
-        port: of mode ``v0``'s server. The proxy's is in ``proxy_settings``.
-        train_rollout_n: rollouts of each training sample. A validation sample has one.
-        train_information: ``model``, the name that agents see; ``served_model``, the name by which
-            the vLLM servers know it (the same); and how training samples: ``temperature`` (0.7),
-            ``top_p`` (1.0), ``top_k`` (-1: every token).
-        tokenizer: used with ``trace_aggregator.debug`` to tell retokenised text apart.
-        pad_token_id: id written where no token is.
-        reward_fillna_value: reward of rollouts that have none.
-        llm_timeout_seconds: the longest a call may take; the store also gives up a rollout that
-            runs or says nothing for so long (``rollout_config``).
+        port: of the server of mode ``v0``. The proxy's port is in ``proxy_settings``.
+        train_rollout_n: rollouts per training sample; a validation sample has one.
+        train_information: ``model``, the name in agents' requests; ``served_model``, the vLLM
+            servers' name of it (default: the same); and the sampling parameters of training:
+            ``temperature`` (0.7), ``top_p`` (1.0), ``top_k`` (-1: all tokens).
+        tokenizer: used with ``trace_aggregator.debug`` to recognise retokenised text.
+        pad_token_id: id of padding.
+        reward_fillna_value: reward of rollouts without one.
+        llm_timeout_seconds: maximum duration of a call; also the store's limit for a rollout
+            (``rollout_config``).
         mode: ``v1``: rollouts go through the store. ``v0``, deprecated: an ``AgentLightningServer``
-            gives them to clients, and the tokens are those of the triplets that these post.
-        llm_proxy: a stock proxy is replaced, with a warning. None, or mode ``v0``: one is made.
-        store: Agent-lightning's; safe to use from several threads. Mode ``v0`` has none.
-        adapter: Agent-lightning's default, or none: every recorded call counts. Another one: those
-            whose response id is in its triplets; the others are counted as excluded.
-        processor: refused where it needs M-RoPE position ids.
+            gives them to clients, and calls come from the triplets that clients post.
+        llm_proxy: a stock proxy is replaced, with a warning. None, or mode ``v0``: makes one.
+        store: Agent-lightning's, thread-safe; None in mode ``v0``.
+        adapter: with None or Agent-lightning's default, every recorded call counts. With another
+            one, calls whose response id is in none of its triplets are excluded.
+        processor: refused if it requires M-RoPE position ids.
         mini_batch_size, image_base_dir: kept as attributes.
-        trace_aggregator: ``level``, ``overlong_prompt``, ``truncated_rollouts``, ``trim``,
-            ``debug``, ``trajectory_max_total_length``, … of ``agl_fast/verl/config/config.yaml``.
-        rollout_deadline_seconds: a rollout that runs longer is cancelled in the store, and has
-            failed. None: ``llm_timeout_seconds``.
-        runner_silent_seconds: the store gives up the attempt of a runner that gave no sign of life
-            for so long, or left it. None: never.
-        first_runner_seconds: a run to which no runner has ever come ends after so long. None: after
+        trace_aggregator: keys of ``agentlightning.trace_aggregator``
+            (``agl_fast/verl/config/config.yaml``).
+        rollout_deadline_seconds: a rollout that runs longer is cancelled in the store and counts
+            as failed. None: ``llm_timeout_seconds``.
+        runner_silent_seconds: an attempt is given up in the store if its runner sends no heartbeat
+            for so long, or has abandoned it. None: never.
+        first_runner_seconds: the run ends if no runner connects for so long. None:
             ``rollout_deadline_seconds``.
-        failed_rollouts: ``skip``: rollouts that failed or made no call that can be trained on
-            leave their group; ``zero``: one that failed counts in its group with reward 0.
-        sampling: ``enforce``: training samples as ``train_information`` says, whatever agents ask
-            for; ``allow``: as agents ask.
-        validation_sampling: ``temperature``, ``top_p``, ``top_k`` of validation calls that do not
-            say; what is missing is as for training, or temperature 0.0.
-        max_tokens: the longest answer of a call that names no limit.
+        failed_rollouts: ``skip``: rollouts that failed or have no trainable call leave their group;
+            ``zero``: failed rollouts count in their group with reward 0.
+        sampling: ``enforce``: the sampling parameters of ``train_information`` replace those in
+            agents' requests; ``allow``: agents' parameters apply.
+        validation_sampling: default ``temperature``, ``top_p``, ``top_k`` of validation calls;
+            missing ones are those of training, or temperature 0.0.
+        max_tokens: default limit of an answer's length.
         proxy_settings: ``port``, ``host``, ``advertise_host``, ``api_key`` of a proxy made here.
-        credit: the user's hook on training rollouts, and what calls learn from.
-        check: called about once a second while rollouts run; what it raises ends the wait.
-        deadlines: how long the store and the proxy may take; None: the defaults.
-        run_recorder: records every rollout as it ended; ``stop`` closes it.
-        model_limits: facts of the model that the proxy holds the servers' answers against.
+        credit: rollout hook and credit strategy of training rollouts.
+        check: called about once a second while rollouts run; an exception ends the wait.
+        deadlines: of store and proxy; None: the defaults.
+        run_recorder: records every finished rollout; ``stop`` closes it.
+        model_limits: facts of the model with which the proxy validates answers.
 
     Attributes:
-        policy_version: the trainer's version of the weights; calls carry it.
-        llm_proxy, store: as used.
-        last_batch: the ``agl_fast.Batch`` behind the last ``get_train_data_batch``.
+        policy_version: version number of the trainer's weights; stored with calls.
+        llm_proxy, store: the ones in use.
+        last_batch: the ``agl_fast.Batch`` of the last ``get_train_data_batch``.
         failures: of the training steps so far.
-        validated_rollouts: of the validation batch at hand. ``validation_metrics`` takes those of
+        validated_rollouts: of the current validation batch. ``validation_metrics`` accepts those of
             several batches together.
 
     Raises:
-        ValueError, TypeError: an argument is missing, or cannot work; the message names it.
+        ValueError, TypeError: a missing or invalid argument; the message names it.
     """
 
     def __init__(
@@ -219,16 +216,19 @@ class AgentModeDaemon:
         self._first_runner = FirstRunner(first_runner_seconds)
 
     def start(self) -> None:
-        """Start the daemon's thread, and mode ``v0``'s server (OSError: its port cannot be bound).
+        """Start the daemon's thread and, in mode ``v0``, the server.
 
         The proxy starts with the first data.
+
+        Raises:
+            OSError: the port of mode ``v0`` cannot be bound.
         """
         if self._loop is None:
             self._source.start()
             self._loop = LoopThread("agl_fast-daemon")
 
     def stop(self) -> None:
-        """Give up what runs, stop the proxy if it was started here, and end the thread."""
+        """Give up running rollouts, stop the proxy if it was started here, and end the thread."""
         if self._loop is None:
             return
         with ExitStack() as ends:
@@ -260,16 +260,16 @@ class AgentModeDaemon:
         server_addresses: Sequence[str],
         is_train: bool = True,
     ) -> None:
-        """Enqueue the samples. What is left of the data before is given up.
+        """Enqueue samples; rollouts of the previous data that still run are given up.
 
         Args:
-            data: columns of one length, one sample a row. Each sample gets a fresh ``data_id``.
+            data: columns of one length, one sample per row. Each sample gets a fresh ``data_id``.
             server_addresses: ``host:port`` of every vLLM server.
-            is_train: enqueue ``train_rollout_n`` rollouts of each, else one.
+            is_train: enqueue ``train_rollout_n`` rollouts per sample, else one.
 
         Raises:
             ValueError: there are no samples, or no servers.
-            RuntimeError: the store failed. OSError: the proxy cannot be started.
+            RuntimeError: the store failed. OSError: the proxy cannot start.
         """
         samples = samples_of(data)
         if not server_addresses:
@@ -282,7 +282,7 @@ class AgentModeDaemon:
         self._loop.run(set_up, what="setting up the rollouts", limit=self._deadlines.enqueue)
 
     def rollout_config(self) -> RolloutConfig:
-        """The store's own limits on a rollout; a subclass may retry failed attempts here."""
+        """The store's limits of a rollout; override it to retry failed attempts."""
         seconds = self.llm_timeout_seconds
         return RolloutConfig(timeout_seconds=seconds, unresponsive_seconds=seconds)
 
@@ -311,7 +311,7 @@ class AgentModeDaemon:
         seconds = self.rollout_deadline_seconds or self.llm_timeout_seconds
         self._batch = RunningBatch(
             self._source,
-            Waiting(
+            PendingRollouts(
                 self._source,
                 rollouts,
                 self._stale,
@@ -319,21 +319,24 @@ class AgentModeDaemon:
                 self.runner_silent_seconds,
                 self._first_runner,
             ),
-            {each.rollout_id: asked.input for each, asked in zip(rollouts, requests, strict=True)},
+            {
+                rollout.rollout_id: request.input
+                for rollout, request in zip(rollouts, requests, strict=True)
+            },
         )
 
     def run_until_all_finished(self, verbose: bool = True) -> None:
-        """Wait until every rollout has ended, and take what it left as soon as it has.
+        """Wait until every rollout has finished; each is collected as soon as it has.
 
         Args:
-            verbose: print now and then how many have.
+            verbose: print the number of finished rollouts every ten seconds.
 
         Raises:
             TimeoutError: no runner takes the rollouts.
-            RuntimeError: the store failed; its error is the cause. Or no call was answered, as the
-                servers do not know the model that was asked for.
+            RuntimeError: the store failed (its error is the cause), or no call was answered because
+                the servers do not know the requested model.
             ValueError: the adapter matches none of a rollout's calls, or a call or reward is
-                wrong; the message names the rollout.
+                invalid; the message names the rollout.
         """
         if self._batch is None or self._loop is None:
             logger.warning("There are no rollouts to wait for.")
@@ -343,21 +346,21 @@ class AgentModeDaemon:
         if self.store is not None:
             self.llm_proxy.require_known_model()
 
-    def rollout_finished(self, outcome: Outcome) -> None:
-        """Called with each rollout of a training or validation batch; nothing by default.
+    def rollout_finished(self, rollout: FinishedRollout) -> None:
+        """Called with each rollout of a training or validation batch; does nothing by default.
 
-        For subclasses that print, keep or count what agents did. Called on the daemon's own thread
-        while other rollouts run, in the order of enqueuing, before a training rollout becomes rows
-        (failed ones included). It should return soon: nothing else is taken meanwhile. What it
-        raises ends ``run_until_all_finished``. The calls are trained on: read them only.
+        For subclasses that print, keep or count rollouts. Called on the daemon's own thread while
+        other rollouts run, in the order of enqueueing, failed rollouts included, before a training
+        rollout becomes rows. It should return quickly, as it delays other rollouts. An exception
+        ends ``run_until_all_finished``. Do not modify the calls: they are trained on.
         """
 
-    def _take(self, outcome: Outcome) -> None:
+    def _take(self, rollout: FinishedRollout) -> None:
         if self.run_recorder is not None:
-            self.run_recorder.record(outcome.rollout, self.policy_version, is_train=self.is_train)
-        self.rollout_finished(outcome)
+            self.run_recorder.record(rollout, self.policy_version, is_train=self.is_train)
+        self.rollout_finished(rollout)
         if self.is_train:
-            self._rows.add(outcome)
+            self._rows.add(rollout)
 
     def get_train_data_batch(
         self,
@@ -366,7 +369,7 @@ class AgentModeDaemon:
         device: torch.device | str | None,
         global_steps: int,
     ) -> tuple[DataProto, dict[str, Any]]:
-        """The rows of all rollouts, and numbers about them.
+        """The rows of all rollouts, and metrics.
 
         Args:
             max_prompt_length: P, at least 1.
@@ -375,62 +378,75 @@ class AgentModeDaemon:
             global_steps: of the trainer.
 
         Returns:
-            B rows: the tensors and columns of docs/rows.md, among them ``data_id_list``,
+            B rows with the tensors and columns of docs/rows.md, among them ``data_id_list``,
             ``rollout_id_list`` and, at level transition, ``turn_index_list``; and ``training/*``.
-            The batch with its table of rollouts is ``last_batch``.
+            ``last_batch`` is the batch with its rollout table.
 
         Raises:
-            RuntimeError: this is a validation, or rollouts are still running.
+            RuntimeError: the data is of a validation, or rollouts are still running.
             EmptyBatchError: no rollout gave a row.
         """
-        finished = self._finished(is_train=True)
-        if told := self.failures.add(finished.outcomes):
-            print(f"agl_fast: step {global_steps}: {told}", flush=True)
+        batch, metrics = self.training_batch(
+            max_prompt_length, max_response_length, device, global_steps
+        )
+        rows = DataProto.from_dict(tensors=dict(batch.tensors), non_tensors=dict(batch.columns))
+        return rows, metrics
+
+    def training_batch(
+        self,
+        max_prompt_length: int,
+        max_response_length: int,
+        device: torch.device | str | None,
+        global_steps: int,
+    ) -> tuple[agl_fast.Batch, dict[str, Any]]:
+        """``get_train_data_batch`` with an ``agl_fast.Batch`` in place of verl's DataProto."""
+        running = self._finished_batch(is_train=True)
+        if notice := self.failures.add(running.finished):
+            print(f"agl_fast: step {global_steps}: {notice}", flush=True)
         metrics = run_metrics(
-            finished.outcomes,
-            self._rows.counts + Counter(finished.counts),
+            running.finished,
+            self._rows.counts + Counter(running.counts),
             self._proxy_counts.so_far(),
-            time.time() - finished.enqueued_at,
+            time.time() - running.enqueued_at,
             self.run_recorder.counts if self.run_recorder is not None else {},
         )
-        metrics |= self._concurrency_metrics(finished.outcomes)
+        metrics |= self._concurrency_metrics(running.finished)
         try:
             batch = self._rows.build(max_prompt_length, max_response_length, device, global_steps)
         except agl_fast.EmptyBatchError as error:
             happened = {name: value for name, value in metrics.items() if value}
-            what = f"step {global_steps}: none of {len(finished.outcomes)} rollouts gave a row"
+            what = f"step {global_steps}: none of {len(running.finished)} rollouts gave a row"
             raise agl_fast.EmptyBatchError(
                 f"{what}: {error}; {happened}", error.accounting, error.metrics | metrics
             ) from error
         self.last_batch = batch
-        rows = DataProto.from_dict(tensors=dict(batch.tensors), non_tensors=dict(batch.columns))
-        return rows, {**batch.metrics, **metrics}
+        return batch, {**batch.metrics, **metrics}
 
-    def _concurrency_metrics(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        measured = concurrency(outcomes, len(self._server_addresses))
+    def _concurrency_metrics(self, rollouts: Sequence[FinishedRollout]) -> dict[str, float]:
+        measured = concurrency(rollouts, len(self._server_addresses))
         if measured.notice is not None and not self._is_starvation_reported:
             self._is_starvation_reported = True
             logger.warning("%s", measured.notice)
         return measured.metrics
 
     def get_test_metrics(self) -> dict[str, float]:
-        """``val/*`` of the validation batch, and ``val/{data_source}/*`` of its samples with one.
+        """``val/*`` of the validation batch, and ``val/{data_source}/*`` of each data source.
 
         Raises:
-            RuntimeError: this is not a validation, or rollouts are still running.
+            RuntimeError: the data is not of a validation, or rollouts are still running.
         """
-        finished = self._finished(is_train=False)
-        if told := Failures().add(finished.outcomes):
-            print(f"agl_fast: validation: {told}", flush=True)
+        rollouts = self._finished_batch(is_train=False).finished
+        if notice := Failures().add(rollouts):
+            print(f"agl_fast: validation: {notice}", flush=True)
         self.validated_rollouts = [
-            ValidatedRollout.of(each, self.reward_fillna_value) for each in finished.outcomes
+            ValidatedRollout.of(each, self.reward_fillna_value) for each in rollouts
         ]
         return validation_metrics(self.validated_rollouts)
 
     def clear_data_and_server(self) -> None:
-        """Forget the data. Rollouts that have not ended are cancelled in the store.
+        """Forget the data. Rollouts that have not finished are cancelled in the store.
 
-        The proxy aborts every request and answers none until the next data: servers may sleep now.
+        The proxy aborts all requests and refuses new ones until the next data: servers may sleep.
         """
         batch, self._batch = self._batch, None
         self._rows.clear()
@@ -447,10 +463,11 @@ class AgentModeDaemon:
             self._loop.run(batch.cancel(), what="cancelling rollouts", limit=limit)
         self._loop.run(self.llm_proxy.pause(), what="aborting requests", limit=limit)
 
-    def _finished(self, *, is_train: bool) -> RunningBatch:
+    def _finished_batch(self, *, is_train: bool) -> RunningBatch:
         if self.is_train != is_train:
-            expected, found = ("training", "validation") if is_train else ("validation", "training")
-            raise RuntimeError(f"the data is of a {found}, not of a {expected}")
+            phases = ("training", "validation")
+            expected, actual = phases if is_train else phases[::-1]
+            raise RuntimeError(f"the data is of a {actual}, not of a {expected}")
         if self._batch is None:
             raise RuntimeError("there is no data: call set_up_data_and_server")
         if running := len(self._batch.running):

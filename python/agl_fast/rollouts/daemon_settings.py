@@ -1,4 +1,4 @@
-"""The daemon's arguments: checks, and what follows from them."""
+"""The daemon's arguments: checks, and the objects made from them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from typing import Any
 import agentlightning
 from agentlightning import LightningStore
 
-from agl_fast.proxy.llm_proxy import LLMProxy
+from agl_fast.proxy.llm_proxy import LOOPBACK, LLMProxy
 from agl_fast.proxy.sampling import SamplingPolicy
+from agl_fast.rollouts.legacy_server import LegacyServer
+from agl_fast.rollouts.legacy_source import LegacySource
+from agl_fast.rollouts.progress import Source
+from agl_fast.rollouts.store_source import CallFilter, StoreSource
+from agl_fast.verl.supervision.deadlines import Deadlines
 
 
 def sampling_policies(
@@ -19,11 +24,11 @@ def sampling_policies(
     enforce: bool,
     max_tokens: int | None,
 ) -> dict[str, SamplingPolicy]:
-    """How each phase samples; validation as training where it does not say otherwise."""
-    given = {key: training[key] for key in ("temperature", "top_p", "top_k") if key in training}
+    """Sampling parameters of each phase; validation defaults to those of training."""
+    common = {key: training[key] for key in ("temperature", "top_p", "top_k") if key in training}
     return {
-        "train": _policy({"temperature": 0.7, **given}, enforce, max_tokens),
-        "val": _policy({"temperature": 0.0, **given, **validation}, False, max_tokens),
+        "train": _policy({"temperature": 0.7, **common}, enforce, max_tokens),
+        "val": _policy({"temperature": 0.0, **common, **validation}, False, max_tokens),
     }
 
 
@@ -41,8 +46,8 @@ def model_entry(model: str, served_model: str, address: str) -> dict[str, Any]:
     """One vLLM server in a proxy's model list.
 
     Args:
-        model: the name that agents ask for.
-        served_model: the server's own name of it.
+        model: the name in agents' requests.
+        served_model: the server's name of the model.
         address: ``host:port``.
     """
     parameters = {"model": f"hosted_vllm/{served_model}", "api_base": f"http://{address}/v1/"}
@@ -50,20 +55,44 @@ def model_entry(model: str, served_model: str, address: str) -> dict[str, Any]:
 
 
 def proxy_for(
-    store: LightningStore | None, given: agentlightning.LLMProxy | None, settings: dict[str, Any]
+    store: LightningStore | None, proxy: agentlightning.LLMProxy | None, settings: dict[str, Any]
 ) -> LLMProxy:
-    """The proxy that the daemon uses: ours where one is given, else a new one.
+    """The daemon's proxy: `proxy` if it is agl_fast's, else a new one.
 
     Args:
-        store: None in mode v0, which has a proxy of its own.
-        settings: of a new one.
+        store: None in mode v0, which always makes a proxy.
+        settings: of a new proxy.
     """
     if store is None:
         return LLMProxy(mode="v0", **settings)
-    proxy = LLMProxy.in_place_of(given, store=store, **settings)
-    if proxy.get_store() is None:
-        proxy.set_store(store)
-    return proxy
+    own = LLMProxy.in_place_of(proxy, store=store, **settings)
+    if own.get_store() is None:
+        own.set_store(store)
+    return own
+
+
+def source_of(
+    store: LightningStore | None,
+    adapter: Any,
+    llm_proxy: LLMProxy,
+    deadlines: Deadlines,
+    legacy: tuple[str | None, int | None, float],
+) -> Source:
+    """The store; without one, the server of mode v0.
+
+    Args:
+        deadlines: of the store.
+        legacy: host and port of the server of mode v0, and the seconds after which it gives a task
+            to another client.
+
+    Raises:
+        TypeError: the adapter is no TraceToTripletBase.
+    """
+    if store is not None:
+        return StoreSource(store, llm_proxy, CallFilter.of(adapter), deadlines)
+    host, port, task_timeout_seconds = legacy
+    assert port is not None
+    return LegacySource(LegacyServer(host or LOOPBACK, port, task_timeout_seconds), llm_proxy)
 
 
 def check_arguments(
@@ -81,7 +110,7 @@ def check_arguments(
     first_runner_seconds: float | None,
     processor: Any,
 ) -> None:
-    """Raise ValueError naming what is missing, or cannot work."""
+    """Raise ValueError naming a missing or invalid argument."""
     require_one_of("mode", mode, ("v0", "v1"))
     if mode == "v1" and store is None:
         raise ValueError(

@@ -1,42 +1,40 @@
-"""What a rollout left behind, and what becomes of it in training."""
+"""A finished rollout, and its form in training."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import agl_fast
+from agl_fast.rows.calls import Rollout
 from agl_fast.training.credit import trainable_calls
 
 FailedRollouts: TypeAlias = Literal["skip", "zero"]
 SUCCEEDED = "succeeded"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
-    """A finished rollout.
+@dataclass(slots=True, eq=False)
+class FinishedRollout(Rollout):
+    """A finished rollout with the calls of its latest attempt.
 
     Attributes:
-        data_id: its sample's; rollouts of one sample form a group.
+        rollout_id, data_id: the rollouts of one data_id form a group.
+        calls: of the latest attempt, in order.
+        reward: the store's last one; None if there is none.
         status: ``succeeded``, ``failed``, ``timeout``, ``unresponsive``, ``cancelled`` or
             ``deadline``.
-        calls: of the latest attempt.
-        reward: the store's last one, None where it has none.
-        discarded_attempts: attempts before the latest.
-        error: the agent's exception, with its HTTP status if it has one; None where none is known.
-        queue_seconds, seconds: from enqueueing to the attempt's start, and from there to the end;
-            None where no attempt was started.
-        call_seconds: total time in which its calls were in flight; parallel calls each count.
+        sample: the enqueued sample.
+        discarded_attempts: number of attempts before the latest.
+        queue_seconds: from enqueueing to the start of the attempt; None if none was started.
+        seconds: from the start of the attempt to its end; None if none was started.
+        call_seconds: total duration of its calls; parallel calls each count.
+        error: the agent's exception, with its HTTP status if it has one; None if unknown.
     """
 
-    rollout_id: str
-    data_id: str
-    sample: Mapping[str, Any]
     status: str
-    calls: Sequence[agl_fast.Call]
-    reward: float | None
+    sample: Mapping[str, Any]
     discarded_attempts: int = 0
     queue_seconds: float | None = None
     seconds: float | None = None
@@ -45,38 +43,41 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        return self.status != SUCCEEDED
+        return has_failed(self)
 
-    @property
-    def n_tokens(self) -> int:
-        """Sampled tokens of all calls."""
-        return sum(len(call.response_ids) for call in self.calls)
 
-    @property
-    def rollout(self) -> agl_fast.Rollout:
-        """As it ended."""
-        return agl_fast.Rollout(
-            self.rollout_id,
-            self.data_id,
-            self.calls,
-            self.reward,
-            status=self.status,
-            sample=self.sample,
-        )
+# Its name in agl_fast 0.1.
+Outcome = FinishedRollout
 
-    def training_rollout(self, failed_rollouts: FailedRollouts) -> agl_fast.Rollout | None:
-        """The rollout as the batch takes it; None: it leaves its group."""
-        rollout = self.rollout
-        if failed_rollouts == "skip":
-            if self.failed or not trainable_calls(rollout):
-                return None
-        elif self.failed:
-            rollout.calls = [_without_reward(call) for call in self.calls]
-            rollout.reward = 0.0
-        return rollout
+
+def has_failed(rollout: Rollout) -> bool:
+    """Whether the rollout did not succeed. One without a status, as in token traces, succeeded."""
+    return rollout.status not in (None, SUCCEEDED)
+
+
+def n_sampled_tokens(rollout: Rollout) -> int:
+    """Response tokens of all calls."""
+    return sum(len(call.response_ids) for call in rollout.calls)
+
+
+def rollout_for_training(rollout: Rollout, failed_rollouts: FailedRollouts) -> Rollout | None:
+    """A copy of the rollout as the batch takes it; None if it leaves its group.
+
+    Args:
+        failed_rollouts: ``skip`` leaves out rollouts that failed or have no trainable call;
+            ``zero`` gives failed ones reward 0.
+    """
+    copied = copy(rollout)
+    if failed_rollouts == "skip":
+        if has_failed(rollout) or not trainable_calls(rollout):
+            return None
+    elif has_failed(rollout):
+        copied.calls = [_without_reward(call) for call in rollout.calls]
+        copied.reward = 0.0
+    return copied
 
 
 def _without_reward(call: agl_fast.Call) -> agl_fast.Call:
-    changed = copy(call)
-    changed.reward = None
-    return changed
+    copied = copy(call)
+    copied.reward = None
+    return copied

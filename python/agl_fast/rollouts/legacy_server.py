@@ -1,4 +1,4 @@
-"""Agent-lightning's server of mode v0, on a thread of its own."""
+"""Agent-lightning's server of mode v0, on its own thread."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _LOOK_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A client has taken a task: what a store calls an attempt.
+    """A client has taken a task; corresponds to an attempt in a store.
 
     Attributes:
-        sequence_id: which one it is, from 1.
-        start_time: of the first, in seconds since the epoch.
+        sequence_id: number of the claim, from 1.
+        start_time: of the first claim, in seconds since the epoch.
     """
 
     sequence_id: int
@@ -44,13 +44,13 @@ class Claim:
 
 @dataclass(slots=True)
 class LegacyTask:
-    """A task that was enqueued.
+    """An enqueued task.
 
     Attributes:
-        start_time: when, in seconds since the epoch.
-        attempt: None: no client has taken it.
+        start_time: of enqueueing, in seconds since the epoch.
+        attempt: None until a client takes it.
         posted: the first rollout that a client posted.
-        withdrawn: no client gets it any more, and nobody takes what one posts.
+        withdrawn: no client gets it any more, and posts are ignored.
     """
 
     rollout_id: str
@@ -66,7 +66,7 @@ class LegacyTask:
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """A client has posted a rollout; maybe one that was posted before, or nobody's."""
+    """A client has posted a rollout, possibly a repeated or unknown one."""
 
     rollout_id: str
     status: str
@@ -74,7 +74,7 @@ class Posted:
 
 
 class _Tasks(ServerDataStore):
-    """Knows which tasks nobody needs any more, and keeps every post."""
+    """Agent-lightning's data with withdrawn tasks, and with a record of all posts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,13 +99,13 @@ class _Tasks(ServerDataStore):
         self.posts.append(Posted(rollout.rollout_id, "succeeded", time.time()))
 
     async def _drop(self, rollout: RolloutLegacy) -> None:
-        """Nobody processes it any more, and it is in no queue."""
+        """Remove a task from Agent-lightning's queues."""
         await super().store_rollout(rollout)
         await self.retrieve_rollout(rollout.rollout_id)
 
 
 class _Server(AgentLightningServer):
-    """With `_Tasks` in place of Agent-lightning's own data."""
+    """Agent-lightning's server with `_Tasks` as its data."""
 
     tasks: _Tasks
 
@@ -117,14 +117,14 @@ class _Server(AgentLightningServer):
 
 
 class LegacyServer:
-    """Serves tasks to ``AgentLightningClient``s, and takes the rollouts that they post.
+    """Serve tasks to ``AgentLightningClient``s and receive the rollouts that they post.
 
     ``publish``, ``enqueue`` and ``take_posted`` may be awaited in any event loop.
 
     Args:
-        host: what to bind to. Whoever reaches it may take tasks and post rollouts: the protocol
-            knows no key.
-        task_timeout_seconds: a task that was taken so long ago goes to another client.
+        host: address to bind. The protocol has no authentication: anyone who can reach the address
+            can take tasks and post rollouts.
+        task_timeout_seconds: a task taken longer ago goes to another client.
     """
 
     def __init__(self, host: str, port: int, task_timeout_seconds: float) -> None:
@@ -135,27 +135,27 @@ class LegacyServer:
         self._thread: Thread | None = None
 
     def start(self) -> None:
-        """Bind and serve; twice does no harm.
+        """Bind and serve; idempotent.
 
         Raises:
             OSError: host and port cannot be bound.
-            RuntimeError: the server ends, or does not begin to answer.
+            RuntimeError: the server ended, or does not answer in time.
         """
         if self._thread is not None:
             return
         if not is_loopback(self._host):
             logger.warning(
-                "The server of mode v0 listens on %s:%d and asks nobody for a key: whoever reaches "
-                "it can take tasks and post rollouts.",
+                "The server of mode v0 on %s:%d is unauthenticated: anyone who can reach it can "
+                "take tasks and post rollouts.",
                 self._host,
                 self._port,
             )
         self._require_free_port()
         with warnings.catch_warnings():
-            # Whoever chose mode v0 need not read with every run that there is a newer one.
+            # Mode v0 was chosen explicitly: no deprecation warning in every run.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._server = _Server(self._host, self._port, self._task_timeout_seconds)
-        for name in ("uvicorn.error", "uvicorn.access"):  # clients ask for tasks all the time
+        for name in ("uvicorn.error", "uvicorn.access"):  # clients poll for tasks
             logging.getLogger(name).setLevel(logging.WARNING)
         self._thread = Thread(target=self._serve, name="agl_fast-v0-server", daemon=True)
         self._thread.start()
@@ -166,7 +166,7 @@ class LegacyServer:
             raise
 
     def stop(self) -> None:
-        """Stop serving; twice does no harm.
+        """Stop serving; idempotent.
 
         Raises:
             TimeoutError: the thread does not end.
@@ -182,11 +182,11 @@ class LegacyServer:
             raise TimeoutError(f"the server of mode v0 does not stop within {STOP_SECONDS:g} s")
 
     async def publish(self, resources: dict[str, Any]) -> str:
-        """The resources' id."""
+        """Publish resources; returns their id."""
         return str(await self._ask(self._running().update_resources(resources)))
 
     async def enqueue(self, requests: Sequence[Any]) -> list[LegacyTask]:
-        """One task for each.
+        """Enqueue one task per request.
 
         Args:
             requests: ``EnqueueRolloutRequest``s.
@@ -194,18 +194,18 @@ class LegacyServer:
         return await self._ask(self._enqueue(requests))
 
     async def take_posted(self) -> list[Posted]:
-        """What was posted since the last time."""
+        """The posts since the last call."""
         return await self._ask(self._take_posted())
 
     def task(self, rollout_id: str) -> LegacyTask:
         return self._running().tasks.tasks[rollout_id]
 
     def withdraw(self, rollout_id: str) -> None:
-        """No client gets it any more. One that has it may post: nobody takes that."""
+        """Withdraw a task: no client gets it any more, and posts are ignored."""
         self.task(rollout_id).withdrawn = True
 
     def forget(self, rollout_id: str) -> None:
-        """Its entry is not needed any more."""
+        """Delete a task."""
         self._running().tasks.tasks.pop(rollout_id, None)
 
     def _running(self) -> _Server:
@@ -217,7 +217,7 @@ class LegacyServer:
         server = self._running()
         queued = []
         for request in requests:
-            # Known before a client can take it: nothing here gives way to one.
+            # Registered before a client can take it: there is no await in between.
             rollout_id = await server.queue_task(
                 request.input, request.mode, request.resources_id, request.metadata
             )
@@ -241,7 +241,7 @@ class LegacyServer:
         asyncio.run(self._server.run_forever())
 
     def _require_free_port(self) -> None:
-        """uvicorn would end the thread, and say why in its log only."""
+        """Raise OSError for a port in use; uvicorn would only log it and end the thread."""
         try:
             family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
             socket.create_server((self._host, self._port), family=family).close()

@@ -1,4 +1,4 @@
-"""Rollouts of mode v0: tasks that clients take, and the triplets that they post."""
+"""Rollouts of mode v0: clients take tasks and post triplets."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from agentlightning import LLM
 
 from agl_fast.proxy.llm_proxy import LLMProxy
-from agl_fast.rollouts.finished import Outcome
+from agl_fast.rollouts.finished import FinishedRollout
 from agl_fast.rollouts.legacy_server import LegacyServer
-from agl_fast.rollouts.progress import Finished
+from agl_fast.rollouts.progress import RolloutEnd
 from agl_fast.rows.builder import BatchBuilder
 from agl_fast.rows.calls import Call, Rollout
 
@@ -28,10 +28,10 @@ _NO_IDS = (
 
 
 class LegacySource:
-    """Agent-lightning's server of mode v0: the tokens are those of the triplets that are posted.
+    """Agent-lightning's server of mode v0; calls come from the posted triplets.
 
-    Its tasks have no attempts: whoever does not post in time loses the task to the next client,
-    and the first post counts.
+    Tasks have no attempts: a client that does not post in time loses the task to the next one, and
+    the first post counts.
     """
 
     def __init__(self, server: LegacyServer, llm_proxy: LLMProxy) -> None:
@@ -69,7 +69,7 @@ class LegacySource:
         return None
 
     async def workers(self) -> list[Any]:
-        return []  # clients give no sign of life
+        return []  # clients send no heartbeats
 
     def last_call_at(self, rollout_id: str, attempt_id: str) -> float:
         return 0.0  # calls do not name their rollout
@@ -83,34 +83,34 @@ class LegacySource:
     async def give_up(self, rollout_id: str) -> None:
         self._server.forget(rollout_id)
 
-    async def outcome(self, finished: Finished, sample: Mapping[str, Any]) -> Outcome:
-        rollout_id, data_id = finished.rollout_id, sample["data_id"]
+    async def finished_rollout(self, end: RolloutEnd, sample: Mapping[str, Any]) -> FinishedRollout:
+        rollout_id, data_id = end.rollout_id, sample["data_id"]
         task = self._server.task(rollout_id)
-        begun = task.attempt
+        claim = task.attempt
         posted = task.posted
         self._server.forget(rollout_id)
         triplets = [] if posted is None else posted.triplets or []
         if triplets and not any(map(_has_ids, triplets)):
             raise ValueError(_NO_IDS.format(rollout_id=rollout_id, n=len(triplets)))
-        found = (self._call(rollout_id, index, triplet) for index, triplet in enumerate(triplets))
-        calls = [call for call in found if call is not None]
+        parsed = (self._call(rollout_id, index, triplet) for index, triplet in enumerate(triplets))
+        calls = [call for call in parsed if call is not None]
         for call in calls:
             call.policy_version = self._policy_version
         reward = None if posted is None else posted.final_reward
-        return Outcome(
+        return FinishedRollout(
             rollout_id,
             data_id,
-            sample,
-            finished.status,
             calls,
             None if reward is None or math.isnan(reward) else reward,
-            0 if begun is None else begun.sequence_id - 1,
-            None if begun is None else begun.start_time - finished.queued_at,
-            None if begun is None else finished.ended_at - begun.start_time,
+            end.status,
+            sample,
+            discarded_attempts=0 if claim is None else claim.sequence_id - 1,
+            queue_seconds=None if claim is None else claim.start_time - end.queued_at,
+            seconds=None if claim is None else end.ended_at - claim.start_time,
         )
 
     def _call(self, rollout_id: str, index: int, triplet: Any) -> Call | None:
-        """The triplet's call; None, logged and counted, where no batch would take it."""
+        """The call of a triplet; None, logged and counted, if it is invalid."""
         builder = BatchBuilder(
             level="transition", max_prompt_length=1, max_response_length=1, pad_token_id=0
         )
@@ -129,7 +129,7 @@ class LegacySource:
 
 
 def _has_ids(triplet: Any) -> bool:
-    """Whether it has any, also of a prompt alone: an answer may be empty."""
+    """Whether prompt or response has ids; a response may be empty."""
     return any(
         isinstance(part, Mapping) and bool(part.get("token_ids"))
         for part in (triplet.prompt, triplet.response)

@@ -1,4 +1,4 @@
-"""Why calls of one rollout did not extend each other, written down for people."""
+"""Log files of prefix mismatches: why a call of a rollout did not extend an earlier one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import numpy as np
 
 import agl_fast
 from agl_fast.printable import escaped_line
-from agl_fast.recording.private import private_folder, private_opener
-from agl_fast.rows.mismatch import AGENT_LIGHTNING_NAMES
-from agl_fast.rows.mismatch_causes import closest_call
+from agl_fast.recording.writer import private_folder, private_opener
+from agl_fast.rows.mismatches import AGENT_LIGHTNING_NAMES, closest_call
 
 CASES_A_STEP = 16
 LOG_BYTES = 4 << 20
@@ -25,13 +24,13 @@ class MismatchLog:
     """Agent-lightning's three logs: ``template_mismatch.log``, ``retoken_mismatch.log`` and
     ``others_mismatch.log``, as text.
 
-    A case tells what the prompt begins with, and from the first difference on what the closest
-    chain of calls made expect and what was found, ids and text. Of each step a log has the first
-    ``CASES_A_STEP``, and it ends with ``LOG_BYTES``: metrics count them all.
+    An entry shows the tokens before the first difference, then the expected tokens of the closest
+    chain and the actual ones, as ids and text. Each log has the first ``CASES_A_STEP`` entries of a
+    step and at most about ``LOG_BYTES``; metrics count all mismatches.
 
     Args:
-        folder: made when there is something to write, for its owner only, as are the logs.
-        tokenizer: with ``decode``; None: no texts.
+        folder: created when needed; only its owner may read it and the logs.
+        tokenizer: with ``decode``; None: ids only.
     """
 
     def __init__(self, folder: str, tokenizer: Any) -> None:
@@ -44,7 +43,7 @@ class MismatchLog:
         rollouts: Sequence[agl_fast.Rollout],
         step: int | None = None,
     ) -> None:
-        """Write mismatches of a batch that was built of the rollouts.
+        """Write the mismatches of a batch.
 
         Raises:
             OSError: a file cannot be written.

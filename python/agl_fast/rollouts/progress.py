@@ -1,4 +1,4 @@
-"""Which rollouts have finished, which are overdue."""
+"""Progress of rollouts: which have ended, which are overdue."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from agl_fast.rollouts.finished import FinishedRollout
 from agl_fast.rollouts.runners import FirstRunner, RunnerWatch
 
 logger = logging.getLogger(__name__)
@@ -24,8 +25,8 @@ _IDLE_SECONDS = 60.0  # between two warnings that nothing happens
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """A rollout that has ended.
+class RolloutEnd:
+    """The end of a rollout, before its calls are collected.
 
     Attributes:
         status: the store's, or ``DEADLINE``.
@@ -38,8 +39,24 @@ class Finished:
     ended_at: float
 
 
-class RolloutSource(Protocol):
-    """Who knows what has become of rollouts: ``StoreAccess``, or a server of mode v0."""
+class Source(Protocol):
+    """Runs the rollouts of one batch after another: a store, or the server of mode v0."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    # The id of the resources with the model's endpoint.
+    async def set_up(self, model: str, temperature: float, policy_version: int) -> str: ...
+
+    async def enqueue(self, requests: Sequence[Any]) -> list[Any]: ...
+
+    # None: a runner of another run did it, and it is queued again.
+    async def finished_rollout(
+        self, end: RolloutEnd, sample: Mapping[str, Any]
+    ) -> FinishedRollout | None: ...
+
+    async def give_up(self, rollout_id: str) -> None: ...
 
     async def finished(self, rollout_ids: list[str]) -> list[Any]: ...
 
@@ -49,7 +66,7 @@ class RolloutSource(Protocol):
 
     async def workers(self) -> list[Any]: ...
 
-    # When its last call was finished, in seconds since the epoch.
+    # End of its last call, in seconds since the epoch.
     def last_call_at(self, rollout_id: str, attempt_id: str) -> float: ...
 
     async def give_up_attempt(self, rollout_id: str, attempt_id: str) -> None: ...
@@ -57,26 +74,27 @@ class RolloutSource(Protocol):
     async def cancel(self, rollout_id: str) -> None: ...
 
 
-class Waiting:
-    """Rollouts that were enqueued and have not ended.
+class PendingRollouts:
+    """Wait for the enqueued rollouts of a batch.
 
     Args:
-        rollouts: the store's, as they were enqueued.
-        stale: ids that an earlier batch gave up.
-        seconds: a rollout that runs longer is cancelled. One that nobody has begun yet waits for
-            others; if none runs, none ends and none begins for that long, the wait is over.
-        runner_silent_seconds: the attempt of a runner that gives no sign of life for so long, or
-            works elsewhere, is given up. None: never.
-        first_runner: ends the wait where no runner ever comes. None: only `seconds` does.
+        rollouts: as the store returned them when they were enqueued.
+        stale: ids of rollouts that an earlier batch gave up.
+        seconds: a rollout that runs longer is cancelled. The wait ends with an error if for so long
+            no rollout runs, begins or ends.
+        runner_silent_seconds: an attempt is given up if its runner sends no heartbeat, or works on
+            another one, for so long. None: never.
+        first_runner: ends the wait with an error if no runner ever connects. None: only `seconds`
+            applies.
 
     Attributes:
-        counts: rollouts that the store named without being asked: ``stale``, of an earlier batch
-            or named again, and ``unknown``; and ``foreign``: those that `again` took back.
+        counts: rollouts reported by the store and not waited for: ``stale``, of an earlier batch or
+            reported twice, and ``unknown``; and ``foreign``, those taken back by `wait_again`.
     """
 
     def __init__(
         self,
-        store: RolloutSource,
+        store: Source,
         rollouts: Sequence[Any],
         stale: set[str],
         seconds: float,
@@ -86,7 +104,7 @@ class Waiting:
         self._store = store
         self._queued_at = {each.rollout_id: each.start_time for each in rollouts}
         self._running_since: dict[str, float] = {}
-        self._attempts: dict[str, Any] = {}  # the one that was seen last, of each that runs
+        self._attempts: dict[str, Any] = {}  # the latest known one of each running rollout
         self._given_up: set[str] = set()
         self._stale = set(stale)
         self._runners = RunnerWatch(runner_silent_seconds)
@@ -100,32 +118,32 @@ class Waiting:
     def rollout_ids(self) -> list[str]:
         return list(self._queued_at)
 
-    async def next_finished(self) -> list[Finished]:
+    async def next_ends(self) -> list[RolloutEnd]:
         """Wait until at least one rollout has ended.
 
         Raises:
-            TimeoutError: no runner takes the rollouts that are left.
+            TimeoutError: no runner takes the remaining rollouts.
             RuntimeError: the store failed.
         """
         pause = _SHORTEST_PAUSE
         while True:
             begin = time.monotonic()
-            finished = await self._take_finished() + await self._take_overdue()
+            finished = await self._collect_finished() + await self._cancel_overdue()
             if finished:
                 self._first_runner.seen = True
                 self._moved_at = time.monotonic()
                 return finished
-            # A store that takes its time is not asked more often than it can answer.
+            # Poll a slow store no faster than it answers.
             await asyncio.sleep(max(pause, time.monotonic() - begin))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def again(self, finished: Finished) -> None:
+    def wait_again(self, end: RolloutEnd) -> None:
         """Wait for a rollout that was queued again."""
         self.counts["foreign"] += 1
-        self._queued_at[finished.rollout_id] = finished.queued_at
-        self._stale.discard(finished.rollout_id)
+        self._queued_at[end.rollout_id] = end.queued_at
+        self._stale.discard(end.rollout_id)
 
-    async def _take_finished(self) -> list[Finished]:
+    async def _collect_finished(self) -> list[RolloutEnd]:
         finished = []
         for rollout in await self._store.finished(self.rollout_ids):
             if rollout.rollout_id not in self._queued_at:
@@ -135,11 +153,11 @@ class Waiting:
             finished.append(self._take(rollout.rollout_id, rollout.status, rollout.end_time))
         return finished
 
-    async def _take_overdue(self) -> list[Finished]:
+    async def _cancel_overdue(self) -> list[RolloutEnd]:
         if time.monotonic() < self._next_look:
             return []
-        await self._find_begun()
-        await self._give_up_attempts_that_were_left()
+        await self._find_started()
+        await self._give_up_abandoned_attempts()
         self._next_look = time.monotonic() + self._look_seconds
         now = time.time()
         overdue = [
@@ -155,7 +173,7 @@ class Waiting:
             self._require_progress()
         return finished
 
-    async def _find_begun(self) -> None:
+    async def _find_started(self) -> None:
         for rollout_id in self.rollout_ids:
             if rollout_id not in self._running_since:
                 rollout = await self._store.rollout(rollout_id)
@@ -166,19 +184,19 @@ class Waiting:
                     self._first_runner.seen = True
                     self._moved_at = time.monotonic()
 
-    async def _give_up_attempts_that_were_left(self) -> None:
+    async def _give_up_abandoned_attempts(self) -> None:
         workers = await self._store.workers()
         if not workers:
             return
         self._first_runner.seen = True
         self._runners.look(workers)
         for rollout_id, attempt in list(self._attempts.items()):
-            why = self._runners.why_left(attempt)
+            why = self._runners.abandoned_because(attempt)
             if why is None or self._calls_since(rollout_id, attempt):
                 continue
             latest = await self._store.latest_attempt(rollout_id)
             if latest is not None and latest.attempt_id != attempt.attempt_id:
-                self._attempts[rollout_id] = latest  # the store has had it tried again
+                self._attempts[rollout_id] = latest  # the store has retried it
             elif attempt.attempt_id not in self._given_up:
                 self._given_up.add(attempt.attempt_id)
                 logger.warning(
@@ -190,7 +208,7 @@ class Waiting:
                 await self._store.give_up_attempt(rollout_id, attempt.attempt_id)
 
     def _calls_since(self, rollout_id: str, attempt: Any) -> bool:
-        """Whether its agent works, although its beats are lost."""
+        """Whether its agent has made calls recently, although heartbeats are missing."""
         last = self._store.last_call_at(rollout_id, attempt.attempt_id)
         return time.time() - last < (self._runners.seconds or 0.0)
 
@@ -212,8 +230,8 @@ class Waiting:
             return
         if self._runners.are_all_silent and still > (self._runners.seconds or 0.0):
             raise TimeoutError(
-                f"no runner is left for {n_left} queued rollouts: none has given a sign of life "
-                f"for {self._runners.seconds:g} s"
+                f"no runner is left for {n_left} queued rollouts: none has sent a heartbeat for "
+                f"{self._runners.seconds:g} s"
             )
         first = self._first_runner
         if first.seconds is not None and not first.seen and still > first.seconds:
@@ -229,9 +247,9 @@ class Waiting:
                 f"{self._seconds:g} s: are there runners, and are they stuck in other rollouts?"
             )
 
-    def _take(self, rollout_id: str, status: str, ended_at: float | None) -> Finished:
+    def _take(self, rollout_id: str, status: str, ended_at: float | None) -> RolloutEnd:
         self._attempts.pop(rollout_id, None)
         self._running_since.pop(rollout_id, None)
         queued_at = self._queued_at.pop(rollout_id)
         self._stale.add(rollout_id)
-        return Finished(rollout_id, status, queued_at, ended_at or time.time())
+        return RolloutEnd(rollout_id, status, queued_at, ended_at or time.time())

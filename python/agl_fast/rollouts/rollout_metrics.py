@@ -1,17 +1,19 @@
-"""Numbers about how the rollouts of a training step went."""
+"""Metrics of the rollouts of a training step: run, failures, concurrency."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from agl_fast.proxy import Recorder
-from agl_fast.rollouts.finished import Outcome
+from agl_fast.rollouts.finished import FinishedRollout
 from agl_fast.rows.row_metrics import finish_reason_shares
 
-# Always there, so that their curves begin at 0.
+# Always logged, so that their curves begin at 0.
 _COUNTED = (
     "skipped_rollouts",
     "skipped_tokens",
@@ -26,7 +28,7 @@ _COUNTED = (
 )
 
 
-# Sampled tokens that the proxy kept from the batch, by what became of them (docs/rows.md).
+# Sampled tokens outside the batch, by cause (docs/rows.md).
 LOST_TOKENS = (
     "refused_tokens",
     "client_gone_tokens",
@@ -39,11 +41,11 @@ LOST_TOKENS = (
 
 
 class ProxyCounts:
-    """What the proxy counted for each training step.
+    """The proxy's counts of each training step.
 
-    A step has everything since the one before, without the counts of a validation in between. The
-    lost tokens are of training calls alone, so that a training call which comes to nothing during a
-    validation counts in the next step.
+    A step includes everything since the one before, except the counts of a validation in between.
+    Lost tokens are counted for training calls only: one lost during a validation counts in the next
+    step.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -53,7 +55,7 @@ class ProxyCounts:
         self._waiting: Counter[str] = Counter()  # for the next step
 
     def begin(self, *, is_train: bool) -> None:
-        """A batch of samples begins."""
+        """Begin a batch of samples."""
         self._waiting.update(
             {
                 name: count
@@ -66,33 +68,33 @@ class ProxyCounts:
             self._counts, self._waiting = self._waiting, Counter()
 
     def so_far(self) -> dict[str, int]:
-        """Of the training step at hand."""
+        """Counts of the current training step."""
         self._counts.update(self._recorder.reset_counts())
         return {**dict.fromkeys(LOST_TOKENS, 0), **self._counts}
 
 
 def run_metrics(
-    outcomes: Sequence[Outcome],
+    rollouts: Sequence[FinishedRollout],
     counts: Mapping[str, int],
     proxy_counts: Mapping[str, int],
     wall_seconds: float,
     recording_counts: Mapping[str, int],
 ) -> dict[str, float]:
-    """``training/*`` numbers that a batch does not know.
+    """Metrics ``training/*`` that do not come from the batch.
 
     Args:
-        outcomes: every rollout, also those that are skipped.
-        counts: of the daemon, named in ``training/{name}``.
-        proxy_counts: of the recorder, named in ``training/proxy/{name}``.
-        wall_seconds: from enqueueing until now.
-        recording_counts: of the run's recorder, named in ``training/recording/{name}``.
+        rollouts: all finished rollouts, including skipped ones.
+        counts: of the daemon, logged as ``training/{name}``.
+        proxy_counts: of the proxy's recorder, logged as ``training/proxy/{name}``.
+        wall_seconds: since enqueueing.
+        recording_counts: of the run's recording, logged as ``training/recording/{name}``.
     """
-    failed = Counter(each.status for each in outcomes if each.failed)
+    failed = Counter(each.status for each in rollouts if each.failed)
     metrics: dict[str, float] = {
         "training/failed_rollouts": failed.total(),
-        "training/rollouts_without_calls": sum(not each.calls for each in outcomes),
-        "training/n_recorded_calls": sum(len(each.calls) for each in outcomes),
-        "training/discarded_attempts": sum(each.discarded_attempts for each in outcomes),
+        "training/rollouts_without_calls": sum(not each.calls for each in rollouts),
+        "training/n_recorded_calls": sum(len(each.calls) for each in rollouts),
+        "training/discarded_attempts": sum(each.discarded_attempts for each in rollouts),
         "training/rollout_seconds/wall": wall_seconds,
     }
     metrics |= {f"training/failed_rollouts/{status}": n for status, n in failed.items()}
@@ -100,13 +102,169 @@ def run_metrics(
     metrics |= {f"training/proxy/{name}": count for name, count in proxy_counts.items()}
     metrics |= {f"training/recording/{name}": count for name, count in recording_counts.items()}
     metrics |= finish_reason_shares(
-        [call.finish_reason for each in outcomes for call in each.calls]
+        [call.finish_reason for each in rollouts for call in each.calls]
     )
     for name, seconds in (
-        ("queued", [each.queue_seconds for each in outcomes if each.queue_seconds is not None]),
-        ("run", [each.seconds for each in outcomes if each.seconds is not None]),
+        ("queued", [each.queue_seconds for each in rollouts if each.queue_seconds is not None]),
+        ("run", [each.seconds for each in rollouts if each.seconds is not None]),
     ):
         if seconds:
             metrics[f"training/rollout_seconds/{name}_mean"] = float(np.mean(seconds))
             metrics[f"training/rollout_seconds/{name}_max"] = float(np.max(seconds))
     return metrics
+
+
+_STATUSES = {
+    "timeout": "took longer than agentlightning.llm_timeout_seconds",
+    "deadline": "took longer than agentlightning.rollout_deadline_seconds",
+    "unresponsive": "had a runner without heartbeats",
+    "cancelled": "were cancelled",
+    "failed": "failed without a known exception",
+}
+
+
+class Failures:
+    """Count failed rollouts, and rollouts without a recorded call.
+
+    Attributes:
+        rollouts, failed: numbers over all training steps.
+    """
+
+    def __init__(self) -> None:
+        self.rollouts = 0
+        self.failed = 0
+        self._reasons: Counter[str] = Counter()
+        self._example: dict[str, str] = {}
+
+    def add(self, rollouts: Sequence[FinishedRollout]) -> str | None:
+        """Count a step's rollouts.
+
+        Returns:
+            A sentence if some failed or made no call.
+        """
+        of_step = Failures()
+        of_step._count(rollouts)
+        self._count(rollouts)
+        sentences = [each for each in (of_step.sentence(), _without_calls(rollouts)) if each]
+        return "; ".join(sentences) or None
+
+    def sentence(self) -> str | None:
+        """The number of failures and the most common reason; None without failures."""
+        if not self.failed:
+            return None
+        reason, n = self._reasons.most_common(1)[0]
+        of_them = "all" if n == self.failed else f"{n}"
+        verb = "with " if reason not in _STATUSES.values() else ""
+        return (
+            f"{self.failed:,} of {self.rollouts:,} rollouts failed, {of_them} of them "
+            f"{verb}{self._example.get(reason, reason)}"
+        ).replace("all of them", "all")
+
+    def _count(self, rollouts: Sequence[FinishedRollout]) -> None:
+        for rollout in rollouts:
+            self.rollouts += 1
+            if not rollout.failed:
+                continue
+            self.failed += 1
+            if rollout.error is None:
+                reason = _STATUSES.get(rollout.status, f"ended with status {rollout.status!r}")
+            else:
+                # Messages contain ids; group by exception type and HTTP status.
+                reason = rollout.error.partition(":")[0]
+                self._example.setdefault(reason, rollout.error)
+            self._reasons[reason] += 1
+
+
+def _without_calls(rollouts: Sequence[FinishedRollout]) -> str | None:
+    """Rollouts that succeeded without a recorded call."""
+    silent = [each.rollout_id for each in rollouts if not each.failed and not each.calls]
+    if not silent:
+        return None
+    return (
+        f"{len(silent):,} succeeded without a recorded call (the first is {silent[0]!r}): did the "
+        "agent call another address than the resource main_llm's?"
+    )
+
+
+# Calls in flight that fill a vLLM server's batch well enough. `python -m
+# benchmarks.server_concurrency URL` measures it for a server.
+CALLS_PER_SERVER = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """Concurrency of one step.
+
+    Attributes:
+        n_rollouts: rollouts that ran.
+        n_servers: vLLM servers, at least 1.
+        rollouts_in_flight: maximum number of rollouts running at the same time.
+        call_share: fraction of a rollout's duration with a call in flight, in [0, 1]; NaN if all
+            durations are 0.
+        has_waited: on average, rollouts waited longer for a runner than they ran.
+    """
+
+    n_rollouts: int
+    n_servers: int
+    rollouts_in_flight: int
+    call_share: float
+    has_waited: bool
+
+    @property
+    def calls_per_server(self) -> float:
+        """Calls in flight per server while all runners are busy."""
+        return self.rollouts_in_flight * self.call_share / self.n_servers
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        metrics = {"training/concurrency/rollouts_in_flight": float(self.rollouts_in_flight)}
+        if math.isfinite(self.call_share):
+            metrics["training/concurrency/call_share"] = self.call_share
+            metrics["training/concurrency/calls_per_server"] = self.calls_per_server
+        return metrics
+
+    @property
+    def notice(self) -> str | None:
+        """Advice if too few rollouts in flight starve the servers; else None."""
+        is_starved = self.calls_per_server < CALLS_PER_SERVER  # False for NaN
+        if not (self.has_waited and is_starved and self.call_share > 0):
+            return None
+        wanted = math.ceil(CALLS_PER_SERVER * self.n_servers / self.call_share)
+        wanted = min(wanted, self.n_rollouts)
+        if wanted <= self.rollouts_in_flight:
+            return None
+        return (
+            f"The runners starve the servers: at most {self.rollouts_in_flight} of "
+            f"{self.n_rollouts} rollouts ran at the same time, with "
+            f"{self.calls_per_server:.1f} calls in flight on each of {self.n_servers} vLLM "
+            f"servers, while the others waited. Have about {wanted} rollouts in flight: "
+            f"agl.Trainer(n_runners={wanted}), one rollout per process, or fewer processes with "
+            "runner=agl_fast.ConcurrentRunner(rollouts_in_flight=…) for an `async def` agent."
+        )
+
+
+def concurrency(rollouts: Sequence[FinishedRollout], n_servers: int) -> Concurrency:
+    """Measure the concurrency of a step's rollouts, all enqueued at about the same time."""
+    ran = [each for each in rollouts if each.seconds is not None]
+    run_seconds = sum(each.seconds or 0.0 for each in ran)
+    call_seconds = sum(each.call_seconds for each in ran)
+    waited = sum(each.queue_seconds or 0.0 for each in ran)
+    return Concurrency(
+        n_rollouts=len(ran),
+        n_servers=max(1, n_servers),
+        rollouts_in_flight=_most_at_once(ran),
+        call_share=min(1.0, call_seconds / run_seconds) if run_seconds > 0 else math.nan,
+        has_waited=waited > run_seconds,
+    )
+
+
+def _most_at_once(rollouts: Sequence[FinishedRollout]) -> int:
+    changes = []
+    for each in rollouts:
+        begin = each.queue_seconds or 0.0
+        changes += [(begin, 1), (begin + (each.seconds or 0.0), -1)]
+    most = now = 0
+    for _, change in sorted(changes):  # ends come before begins of the same moment
+        now += change
+        most = max(most, now)
+    return most

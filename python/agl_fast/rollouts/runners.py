@@ -1,4 +1,4 @@
-"""Which runners live, and which have left their attempts."""
+"""Detection of dead runners and abandoned attempts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class FirstRunner:
     """How long a run waits for its first runner.
 
     Attributes:
-        seconds: the limit; None: there is none of its own.
-        seen: whether a runner has asked for work.
+        seconds: the limit; None: no separate limit.
+        seen: a runner has connected.
     """
 
     seconds: float | None
@@ -22,21 +22,22 @@ class FirstRunner:
 
 
 class RunnerWatch:
-    """Runners whose beats have stopped, and attempts that nobody works on.
+    """Find runners without heartbeats, and attempts that no runner works on.
 
-    Agent-lightning's runners beat every ten seconds, also while an agent works, and work on one
-    attempt at a time. What counts is when a beat or a change was seen here, so clocks of other
-    machines, and a machine that slept, do no harm.
+    Agent-lightning's runners send a heartbeat every ten seconds, also while an agent works, and
+    work on one attempt at a time. Times are measured when a heartbeat or a change is observed here,
+    so clocks of other machines, and suspended machines, do no harm.
 
-    Beats alone do not tell: two processes may have one worker name, and the beats of the living one
-    cover for the dead. An attempt is also left once its runner has asked for other work.
+    Heartbeats alone are not enough: two processes may share a worker name, and the living one's
+    heartbeats hide the death of the other. So an attempt also counts as abandoned once its runner
+    works on something else.
 
     Args:
-        seconds: without a beat for so long, a runner is silent; after so long elsewhere, it has
-            left its attempt. None: nothing is judged.
+        seconds: a runner without a heartbeat for so long is silent; one that works on something
+            else for so long has abandoned its attempt. None: no detection.
 
     Attributes:
-        are_all_silent: every runner that was ever heard of is silent, and there is one.
+        are_all_silent: there are runners, and all of them are silent.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -48,7 +49,7 @@ class RunnerWatch:
         self._elsewhere_since: dict[str, float] = {}
 
     def look(self, workers: Sequence[Any]) -> None:
-        """Take in the store's workers. One that never beats is never silent."""
+        """Update from the store's workers. One that never sent a heartbeat is never silent."""
         now = time.monotonic()
         self._workers = {worker.worker_id: worker for worker in workers}
         self._silent = {
@@ -58,19 +59,19 @@ class RunnerWatch:
         }
         self.are_all_silent = bool(workers) and len(self._silent) == len(self._workers)
 
-    def why_left(self, attempt: Any) -> str | None:
-        """Why nobody works on the running attempt; None: its runner may."""
+    def abandoned_because(self, attempt: Any) -> str | None:
+        """Why an attempt counts as abandoned; None if its runner may still work on it."""
         worker = self._workers.get(attempt.worker_id)
         if self.seconds is None or worker is None:
             return None
-        is_there = worker.current_attempt_id == attempt.attempt_id and worker.status != "idle"
+        works_on_it = worker.current_attempt_id == attempt.attempt_id and worker.status != "idle"
         now = time.monotonic()
-        if is_there:
+        if works_on_it:
             self._elsewhere_since.pop(attempt.attempt_id, None)
             if worker.worker_id in self._silent:
-                return f"has given no sign of life for {self.seconds:g} s"
+                return f"has sent no heartbeat for {self.seconds:g} s"
         elif now - self._elsewhere_since.setdefault(attempt.attempt_id, now) > self.seconds:
-            return f"has been without it, idle or in another rollout, for {self.seconds:g} s"
+            return f"has been idle or in another rollout for {self.seconds:g} s"
         return None
 
     def _silence(self, worker: Any, now: float) -> float:

@@ -1,4 +1,4 @@
-"""What the daemon asks of Agent-lightning's store."""
+"""Requests to Agent-lightning's store, with deadlines and retries."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _AWAY = (ConnectionError, aiohttp.ClientConnectionError)
 
 
 class StoreAccess:
-    """A store whose errors say what was asked, and whose answers do not take for ever.
+    """A store with deadlines, and errors that name the failed request.
 
-    Questions are asked one after another: a store that locks a thread while it waits would lock
-    itself out otherwise. What may be asked twice is asked again where the store cannot be reached.
+    Requests are sequential: a store that blocks a thread while it waits would deadlock otherwise.
+    Idempotent requests are retried while the store is unreachable.
 
     Raises:
-        RuntimeError: the store raised an error, which is its cause, or could not be reached for
-            ``store_away`` of the deadlines.
-        TimeoutError: an answer took longer than their ``store_answer``.
+        RuntimeError: the store raised an error, which is the cause, or was unreachable for longer
+            than the deadline ``store_away``.
+        TimeoutError: a request took longer than the deadline ``store_answer``.
     """
 
     def __init__(self, store: LightningStore, deadlines: Deadlines) -> None:
@@ -48,7 +48,7 @@ class StoreAccess:
         )
 
     async def finished(self, rollout_ids: list[str]) -> list[Any]:
-        """Those that are finished by now."""
+        """The rollouts that have finished."""
 
         def ask() -> Any:
             return self._store.wait_for_rollouts(rollout_ids=rollout_ids, timeout=0)
@@ -56,10 +56,10 @@ class StoreAccess:
         return list(await self._ask_again("list finished rollouts", ask))
 
     async def rollout(self, rollout_id: str) -> Any:
-        """With its latest attempt as ``attempt``, if there is one.
+        """The rollout with its latest attempt as ``attempt``, if there is one.
 
         Raises:
-            RuntimeError: the store does not know it.
+            RuntimeError: the store does not know the rollout.
         """
         what = f"find rollout {rollout_id!r}"
         rollout = await self._ask_for_one(what, rollout_id, self._store.get_rollout_by_id)
@@ -74,22 +74,22 @@ class StoreAccess:
     async def _ask_for_one(
         self, what: str, rollout_id: str, ask: Callable[[str], Awaitable[Any]]
     ) -> Any:
-        """Ask, and believe a None only of a store that can be reached.
+        """Send a request, and accept the answer None only from a reachable store.
 
-        Agent-lightning's client answers None as well when it cannot reach the store.
+        Agent-lightning's client also returns None if it cannot reach the store.
         """
 
         async def ask_surely() -> Any:
-            found = await ask(rollout_id)
-            if found is None and isinstance(self._store, LightningStoreClient):
+            answer = await ask(rollout_id)
+            if answer is None and isinstance(self._store, LightningStoreClient):
                 await self._store.query_rollouts(rollout_id_in=[rollout_id], limit=1)  # or raises
-                found = await ask(rollout_id)
-            return found
+                answer = await ask(rollout_id)
+            return answer
 
         return await self._ask_again(what, ask_surely)
 
     async def spans(self, rollout_id: str, attempt_id: str) -> list[Any]:
-        """In the order of their sequence numbers."""
+        """The spans of an attempt, ordered by sequence number."""
         what = f"give the spans of rollout {rollout_id!r}"
 
         def ask() -> Any:
@@ -99,18 +99,18 @@ class StoreAccess:
         return sorted(spans, key=lambda span: span.sequence_id)
 
     async def workers(self) -> list[Any]:
-        """The runners that have given a sign of life, with the rollout that each has."""
+        """The runners that have sent a heartbeat, with their current rollouts."""
         try:
             return list(
                 await self._ask_again("list the runners", lambda: self._store.query_workers())
             )
         except RuntimeError as error:
             if isinstance(error.__cause__, NotImplementedError):
-                return []  # a store of the user's may not know them
+                return []  # a user's store may not implement it
             raise
 
     async def give_up_attempt(self, rollout_id: str, attempt_id: str) -> None:
-        """Its runner is gone. The store fails or retries the rollout, as its configuration says."""
+        """Mark an attempt as unresponsive; the store fails or retries the rollout."""
         what = f"give up an attempt at rollout {rollout_id!r}"
 
         def ask() -> Any:
@@ -135,19 +135,19 @@ class StoreAccess:
         await self._ask_again(what, ask)
 
     async def _ask_again(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """For questions, and for changes that are the same when they are made twice."""
+        """Send an idempotent request, with retries while the store is unreachable."""
         limit = self._deadlines.store_away
         end = time.monotonic() + limit.seconds
-        said = False
+        reported = False
         while True:
             try:
                 return await self._ask(what, ask())
             except RuntimeError as error:
                 if not isinstance(error.__cause__, _AWAY) or time.monotonic() > end:
                     raise
-                if not said:
-                    said = True
-                    logger.warning("%s; asked again for up to %s", error, limit)
+                if not reported:
+                    reported = True
+                    logger.warning("%s; retrying for up to %s", error, limit)
             await asyncio.sleep(min(_RETRY_SECONDS, limit.seconds))
 
     async def _ask(self, what: str, answer: Awaitable[T]) -> T:

@@ -1,4 +1,4 @@
-"""What a validation says."""
+"""Validation metrics."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agl_fast.rollouts.finished import Outcome
-from agl_fast.rows.call_rewards import final_reward, read_rewards
-from agl_fast.rows.duplicates import originals
+from agl_fast.rollouts.finished import FinishedRollout
+from agl_fast.rows.calls import originals
+from agl_fast.rows.rewards import final_reward, read_rewards
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +17,10 @@ class ValidatedRollout:
     """One validation rollout.
 
     Attributes:
-        data_source: of its sample, if that names one.
-        reward: filled where ``has_reward`` is False.
-        response_lengths: tokens of each call that counts, in order.
-        failed: it did not succeed.
+        data_source: of its sample, if it has one.
+        reward: the fill value if ``has_reward`` is False.
+        response_lengths: tokens of each trainable call without duplicates, in order.
+        failed: the rollout did not succeed.
     """
 
     data_source: str | None
@@ -30,14 +30,14 @@ class ValidatedRollout:
     failed: bool
 
     @classmethod
-    def of(cls, outcome: Outcome, reward_fillna_value: float) -> ValidatedRollout:
+    def of(cls, rollout: FinishedRollout, reward_fillna_value: float) -> ValidatedRollout:
         """
         Raises:
             TypeError, ValueError: a reward is not a finite number; the message names it.
         """
-        source = outcome.sample.get("data_source")
-        rewards = read_rewards(outcome.rollout_id, outcome.calls)
-        reward = final_reward(outcome.rollout_id, outcome.reward, rewards)
+        source = rollout.sample.get("data_source")
+        rewards = read_rewards(rollout.rollout_id, rollout.calls)
+        reward = final_reward(rollout.rollout_id, rollout.reward, rewards)
         return cls(
             None if source is None else str(source),
             reward_fillna_value if reward is None else reward,
@@ -45,21 +45,22 @@ class ValidatedRollout:
             tuple(
                 len(call.response_ids)
                 for index, (call, original) in enumerate(
-                    zip(outcome.calls, originals(outcome.calls), strict=True)
+                    zip(rollout.calls, originals(rollout.calls), strict=True)
                 )
                 if call.trainable and index == original
             ),
-            outcome.failed,
+            rollout.failed,
         )
 
 
 def validation_metrics(rollouts: Sequence[ValidatedRollout]) -> dict[str, float]:
-    """``val/*`` over all rollouts, and ``val/{data_source}/*`` of those that name their source.
+    """``val/*`` over all rollouts, and ``val/{data_source}/*`` over those of each data source.
 
-    The rollouts may be of any number of batches: each counts once.
+    Args:
+        rollouts: of one or more batches; each counts once.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no rollouts.
     """
     if not rollouts:
         raise ValueError("no validation rollouts")

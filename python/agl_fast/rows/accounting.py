@@ -1,11 +1,11 @@
-"""Where every sampled token went: per rollout, in all, and by reason."""
+"""Accounting: every sampled token by class, per rollout and in total."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# Why a sampled token was dropped, in the order the rules are asked (docs/rows.md).
+# Why a sampled token was dropped, in the order of the rules (docs/rows.md).
 DROP_REASONS = (
     "aborted",
     "excluded",
@@ -15,7 +15,7 @@ DROP_REASONS = (
     "overlong_call",
 )
 
-# How a call missed every open chain (docs/rows.md, "Mismatches").
+# Kinds of broken prefixes (docs/rows.md, "Mismatches").
 MISMATCH_KINDS = (
     "shortened",
     "retokenised",
@@ -27,22 +27,22 @@ MISMATCH_KINDS = (
 
 @dataclass(slots=True)
 class Accounting:
-    """Sampled tokens by what became of them.
+    """Sampled tokens by class.
 
     ``sampled == trained + truncated + dropped + duplicate`` always holds.
 
     Attributes:
         sampled: response tokens of all calls.
-        trained: tokens with mask 1 in a row that takes part in the update.
+        trained: tokens with mask 1 in a row of the update.
         truncated: tokens past the response limits.
-        dropped: tokens left out for a reason of ``DROP_REASONS``.
-        duplicate: tokens of calls recorded more than once: an earlier call of the rollout has the
-            same ``response_id``, prompt ids and response ids.
+        dropped: tokens excluded for a reason of ``DROP_REASONS``.
+        duplicate: tokens of calls that repeat the ``response_id``, prompt ids and response ids of
+            an earlier call of the rollout.
         dropped_by_reason: ``dropped`` split by reason, every reason present.
         empty_calls: calls without prompt or without response tokens.
         empty_rows: chains left without a token to train.
-        response_id_clashes: calls with the ``response_id`` of an earlier call of the rollout and
-            other ids. They are calls of their own.
+        response_id_clashes: calls with the ``response_id`` of an earlier call of the rollout but
+            other ids. They are separate calls.
     """
 
     sampled: int = 0
@@ -73,19 +73,19 @@ class Accounting:
 
 @dataclass(slots=True)
 class RolloutEntry:
-    """One rollout as the batch saw it, whether or not it gave rows. Advantages start here.
+    """One entry of the rollout table, from which advantages are computed.
 
     Attributes:
         rollout_id, data_id: as given; rollouts with one data_id form a group.
         reward: the final reward after filling and ``truncated_rollouts="zero_reward"``.
-        has_reward: False where ``reward`` is the fill value.
-        n_calls, n_rows: calls recorded, rows built.
-        accounting: its sampled tokens by class.
-        truncated: a sampled token was lost to the response limits.
+        has_reward: False if ``reward`` is the fill value.
+        n_calls, n_rows: number of calls and rows; rows may be 0.
+        accounting: the rollout's sampled tokens by class.
+        truncated: whether a sampled token was lost to a response limit.
         status: as given.
-        call_rewards: one entry a call, as given; None where no call has one, or where ``reward``
-            was zeroed.
-        call_credits: one entry a call, as given; None where all are 1.
+        call_rewards: one entry per call, as given; None if no call has one, or if ``reward`` was
+            zeroed.
+        call_credits: one entry per call, as given; None if all are 1.
     """
 
     rollout_id: str
@@ -103,10 +103,10 @@ class RolloutEntry:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A call that extended no chain although one was open.
+    """A broken prefix: a call that extends no open chain although one exists.
 
     Attributes:
-        rollout_id, call: which call (index in ``rollout.calls``).
+        rollout_id, call: the call, by its index in ``rollout.calls``.
         index: first prompt index that differs from the closest open chain.
         kind: one of ``MISMATCH_KINDS``.
     """
@@ -118,11 +118,11 @@ class Mismatch:
 
 
 class EmptyBatchError(ValueError):
-    """No call gave a row.
+    """No call has a row.
 
     Attributes:
-        accounting: where the sampled tokens went.
-        metrics: the ``training/*`` numbers that a batch would have had.
+        accounting: the sampled tokens by class.
+        metrics: the ``training/*`` metrics of the batch.
     """
 
     def __init__(
@@ -135,5 +135,5 @@ class EmptyBatchError(ValueError):
     def __reduce__(
         self,
     ) -> tuple[type[EmptyBatchError], tuple[str, Accounting, dict[str, float]]]:
-        # Exceptions pickle by their args, which hold the message alone.
+        # Exceptions pickle their args only, that is the message.
         return type(self), (str(self), self.accounting, self.metrics)

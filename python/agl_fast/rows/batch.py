@@ -1,4 +1,4 @@
-"""What a batch is."""
+"""The batch that `build_batch` returns."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class Batch:
     """One PPO batch: B rows, P prompt width, R response width, T = P + R.
 
     Attributes:
-        tensors: by name (docs/rows.md, "Tensors"): prompts (B, P), responses, response_mask
-            and, if asked for, call_index (B, R), input_ids, attention_mask and position_ids (B, T),
-            all int64; token_level_scores (B, R) float32; is_drop_mask (B,) bool;
-            rollout_log_probs (B, R) float32 if any row has some. At level tree position_ids are
-            depths in the rollout's tree (docs/tree.md). In layout jagged the first eight
-            and rollout_log_probs are nested tensors, and attention_mask is left out.
-        columns: by name, one entry a row: data_id_list, rollout_id_list, first_call_index_list,
+        tensors: by name (docs/rows.md, "Tensors"). int64: prompts (B, P); responses, response_mask
+            and, with the option call_index, call_index (B, R); input_ids, attention_mask and
+            position_ids (B, T). float32: token_level_scores and, if any row has log-probs,
+            rollout_log_probs (B, R). bool: is_drop_mask (B,). At level tree position_ids are
+            depths in the rollout's tree (docs/tree.md). In layout jagged all but is_drop_mask are
+            nested tensors, and attention_mask is absent.
+        columns: by name, one entry per row: data_id_list, rollout_id_list, first_call_index_list,
             turn_index_list (level transition), has_rollout_log_probs.
-        rollouts: one entry per rollout, in the order given, also those without rows.
-        accounting: what became of every sampled token.
-        mismatches: calls that extended no chain although one was open (level trajectory).
-        metrics: ``training/*`` numbers.
+        rollouts: the rollout table, one entry per rollout in the order given, also without rows.
+        accounting: every sampled token by class.
+        mismatches: broken prefixes (level trajectory).
+        metrics: ``training/*``.
     """
 
     tensors: dict[str, torch.Tensor]

@@ -1,42 +1,37 @@
-"""Rollouts in, one PPO batch out."""
+"""Build batches from rollouts."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from agl_fast import _core
-from agl_fast.ops import fill_rows as row_ops
 from agl_fast.ops.argument_checks import INT32_MAX, integer
-from agl_fast.ops.buffers import Buffers
+from agl_fast.ops.device import Buffers
+from agl_fast.ops.fill import jagged, padded
 from agl_fast.rows.accounting import EmptyBatchError, RolloutEntry
 from agl_fast.rows.batch import Batch
-from agl_fast.rows.call_rewards import read_credit, read_reward
 from agl_fast.rows.calls import Call, LogProbs, Rollout, TokenIds
-from agl_fast.rows.pending import Pending
-from agl_fast.rows.planner_counts import Counts, collect_mismatches
+from agl_fast.rows.levels import LevelName
+from agl_fast.rows.options import NO_LIMIT, RowKeywords, RowOptions, lists_row_options
+from agl_fast.rows.planned import Counts, Pending, collect_mismatches
+from agl_fast.rows.rewards import read_credit, read_reward
 from agl_fast.rows.row_metrics import training_metrics
-from agl_fast.rows.row_options import (
-    TREE_MAX_TOKENS,
-    Layout,
-    Level,
-    Options,
-    OverlongPrompt,
-    TruncatedRollouts,
-)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 logger = logging.getLogger(__name__)
 
 _NO_BASE = -1
-_TRUNCATED_ROLLOUTS = {"train": 0, "mask": 1, "zero_reward": 2}
-
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,7 +40,7 @@ T = TypeVar("T")
 def _one_at_a_time(
     method: Callable[Concatenate[BatchBuilder, P], T],
 ) -> Callable[Concatenate[BatchBuilder, P], T]:
-    """Rollouts arrive on threads of their own, also while a batch is being filled."""
+    """Serialise the method: threads add rollouts while another one builds a batch."""
 
     @wraps(method)
     def locked(self: BatchBuilder, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -56,78 +51,55 @@ def _one_at_a_time(
 
 
 class BatchBuilder:
-    """Builds batches from rollouts that arrive one by one. Threads may share one.
+    """Builds batches from rollouts that arrive one by one. Thread-safe.
 
-    Each rollout is planned when it is added, while others still run; ``finish`` only fills the
-    tensors. Lists cost one pointer compare for every token that a prompt repeats of the prompt
-    before; arrays cost nothing for it where prompts and responses are views of one base array.
+    A rollout is planned when it is added, while others still run; ``finish`` only fills tensors.
+    Repeated prompt tokens cost one pointer comparison each in lists, and nothing in arrays that
+    are views of one base array.
 
     Args:
-        level, max_prompt_length, …, device: as for ``build_batch``.
-        reuse_buffers: keep the output memory from batch to batch. The tensors of the batch before
-            become invalid as soon as ``finish`` is called again. It spares the first touch of
-            fresh memory, which costs more than writing the batch.
+        options: fields of `RowOptions`.
+        device: where the tensors live; None means the CPU.
+        reuse_buffers: keep the output memory from batch to batch. ``finish`` then invalidates the
+            tensors of the previous batch. This avoids the first touch of fresh memory, which costs
+            more than writing the batch.
 
     Raises:
         TypeError, ValueError: an option has the wrong type or value; the message names it.
     """
 
+    @lists_row_options(RowKeywords)
     def __init__(
         self,
         *,
-        level: Level = "trajectory",
-        max_prompt_length: int,
-        max_response_length: int,
-        max_total_length: int | None = None,
-        pad_token_id: int,
-        overlong_prompt: OverlongPrompt | None = None,
-        truncated_rollouts: TruncatedRollouts = "train",
-        tree_max_tokens: int = TREE_MAX_TOKENS,
-        reward_fillna_value: float = 0.0,
-        trim: bool = False,
-        layout: Layout = "padded",
-        call_index: bool = False,
-        tokenizer: Any = None,
         device: torch.device | str | None = None,
         reuse_buffers: bool = False,
+        **options: Unpack[RowKeywords],
     ) -> None:
-        self._options = Options(
-            level=level,
-            max_prompt_length=max_prompt_length,
-            max_response_length=max_response_length,
-            max_total_length=max_total_length,
-            pad_token_id=pad_token_id,
-            overlong_prompt=overlong_prompt,
-            truncated_rollouts=truncated_rollouts,
-            tree_max_tokens=tree_max_tokens,
-            reward_fillna_value=reward_fillna_value,
-            trim=trim,
-            layout=layout,
-            call_index=call_index,
-            tokenizer=tokenizer,
-        )
+        self._options = RowOptions(**options)
         target = torch.device("cpu" if device is None else device)
         self._buffers = Buffers(target, reuse=reuse_buffers)
-        self._planner = _core.Planner(trajectory=level == "trajectory", tree=level == "tree")
+        self._planner = _core.Planner(self._options)
         self._pending: dict[str, Pending] = {}
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
-        """Rollouts added since the last batch."""
+        """Number of rollouts added since the last batch."""
         return len(self._pending)
 
     def add(self, rollout: Rollout) -> None:
-        """Plan a whole rollout. On an error the builder is as before.
+        """Plan a complete rollout. An error leaves the builder unchanged.
 
         Raises:
-            TypeError, ValueError: a field is wrong; the message names the rollout, call, field,
-                index and value. ValueError: its rollout_id is already in this batch.
+            TypeError, ValueError: a field is wrong; the message names rollout, call, field, index
+                and value.
+            ValueError: the rollout_id is already in this batch.
         """
         self.add_many([rollout])
 
     @_one_at_a_time
     def add_many(self, rollouts: Iterable[Rollout]) -> None:
-        """Plan many rollouts at once, on several threads. On an error the builder is as before.
+        """Plan rollouts on several threads. An error leaves the builder unchanged.
 
         Raises:
             TypeError, ValueError: as for ``add``.
@@ -162,17 +134,17 @@ class BatchBuilder:
         trainable: bool = True,
         credit: float = 1.0,
     ) -> None:
-        """Plan one call of a running rollout, coded as a difference to an earlier one.
+        """Append one call of a running rollout as a delta: shared-prefix length plus new tokens.
 
-        The prompt is the first ``keep`` tokens of call ``base_call``'s prompt and response, then
-        ``prompt_tail``. The first call opens the rollout; ``close_rollout`` says what it earned.
-        On an error the builder is as before.
+        The prompt is the first ``keep`` tokens of call ``base_call``'s prompt and response,
+        followed by ``prompt_tail``. The first call opens the rollout; ``close_rollout`` completes
+        it with its reward. An error leaves the builder unchanged.
 
         Args:
-            rollout_id: a rollout that is not closed.
-            base_call: index of an earlier call of it; None for none, then ``keep`` is 0.
-            keep: tokens taken over from it.
-            prompt_tail: ids after those.
+            rollout_id: id of a new or open rollout.
+            base_call: index of an earlier call of the rollout; None: no base, and ``keep`` is 0.
+            keep: number of tokens shared with the base call.
+            prompt_tail: token ids after the shared prefix.
             response_ids, log_probs, …, credit: as for ``Call``.
 
         Raises:
@@ -225,15 +197,15 @@ class BatchBuilder:
     ) -> None:
         """Complete a rollout that ``add_call`` opened.
 
-        A rollout that is not closed when the batch is built stands in a group of its own, with
-        its rollout_id as data_id.
+        A rollout still open when the batch is built is its own group, with its rollout_id as
+        data_id.
 
         Args:
-            rollout_id: a rollout that is not closed.
+            rollout_id: id of an open rollout.
             data_id, reward, status: as for ``Rollout``.
 
         Raises:
-            ValueError: there is no such rollout, or the reward is infinite.
+            ValueError: the rollout is not open, or the reward is infinite.
             TypeError: the reward is not a number.
         """
         pending = self._pending.get(rollout_id)
@@ -247,27 +219,28 @@ class BatchBuilder:
 
     @_one_at_a_time
     def finish(self) -> Batch:
-        """Fill the tensors and begin a new batch.
+        """Fill the tensors and start a new batch.
 
         Raises:
             ValueError: no rollout was added.
-            EmptyBatchError: none of them gave a row; the builder begins a new batch.
+            EmptyBatchError: no rollout has a row; the builder starts a new batch.
         """
         if not self._pending:
             raise ValueError("no rollouts: add at least one before the batch is built")
         options = self._options
         pending = list(self._pending.values())
-        rows = self._rows(np.array([self._filled(each.reward) for each in pending], np.float32))
+        fill = options.reward_fillna_value
+        rewards = [fill if each.reward is None else each.reward for each in pending]
+        rows = self._planner.rows(np.array(rewards, np.float32))
         counts = Counts(rows.counts)
         accounting = counts.total()
-        zeroes = options.truncated_rollouts == "zero_reward"
         entries = [
             each.entry(
-                options.reward_fillna_value,
+                fill,
                 n_rows,
                 counts.of_rollout(index),
                 truncated=truncated,
-                zeroed=zeroes and truncated,
+                zeroed=options.zeroes_truncated and truncated,
             )
             for index, (each, n_rows, truncated) in enumerate(
                 zip(
@@ -286,7 +259,7 @@ class BatchBuilder:
             self._planner.response_lengths(),
             counts.column("chains"),
             int(counts.column("cut_chains").sum()),
-            mismatches if options.level == "trajectory" else None,
+            mismatches if options.rules.merges_calls else None,
             [reason for each in pending for reason in each.finish_reasons],
         )
         if len(rows) == 0:
@@ -302,29 +275,13 @@ class BatchBuilder:
             mismatches=mismatches,
             metrics=metrics,
         )
-        del rows  # so that the planner may keep its memory
+        del rows  # lets the planner reuse its memory
         self._clear()
         return batch
-
-    def _rows(self, rewards: NDArray[np.float32]) -> _core.Rows:
-        options = self._options
-        if options.level == "tree":
-            return self._planner.tree_rows(rewards, max_tokens=options.tree_max_tokens)
-        return self._planner.rows(
-            rewards,
-            max_prompt_length=options.max_prompt_length,
-            max_response_length=options.max_response_length,
-            max_total_length=options.max_total_length or 0,
-            drop_overlong=options.drops_overlong,
-            truncated_rollouts=_TRUNCATED_ROLLOUTS[options.truncated_rollouts],
-        )
 
     def _clear(self) -> None:
         self._planner.clear()
         self._pending.clear()
-
-    def _filled(self, reward: float | None) -> float:
-        return self._options.reward_fillna_value if reward is None else reward
 
     def _warn_of_missing_rewards(self, entries: list[RolloutEntry]) -> None:
         missing = [entry.rollout_id for entry in entries if not entry.has_reward]
@@ -340,12 +297,12 @@ class BatchBuilder:
     def _tensors(self, rows: _core.Rows) -> dict[str, torch.Tensor]:
         options = self._options
         if options.layout == "jagged":
-            tensors = row_ops.jagged(rows, call_index=options.call_index, buffers=self._buffers)
+            tensors = jagged(rows, call_index=options.call_index, buffers=self._buffers)
         else:
             widths = (options.max_prompt_length, options.max_response_length)
-            tensors = row_ops.padded(
+            tensors = padded(
                 rows,
-                *(rows.longest if options.trim or options.level == "tree" else widths),
+                *(rows.longest if options.trims else widths),
                 options.pad_token_id,
                 call_index=options.call_index,
                 buffers=self._buffers,
@@ -363,9 +320,83 @@ class BatchBuilder:
             "first_call_index_list": first_call,
             "has_rollout_log_probs": rows.has_log_probs.astype(bool),
         }
-        if self._options.level == "transition":
+        if self._options.rules.row_is_call:
             columns["turn_index_list"] = first_call.copy()
         return columns
+
+
+@lists_row_options(RowKeywords)
+def build_batch(
+    rollouts: Iterable[Rollout],
+    *,
+    device: torch.device | str | None = None,
+    **options: Unpack[RowKeywords],
+) -> Batch:
+    """Turn rollouts into one PPO batch, as docs/rows.md specifies.
+
+    Args:
+        rollouts: in the order of their rows.
+        device: where the tensors live; None means the CPU.
+        options: fields of `RowOptions`. Required: ``max_prompt_length``, ``max_response_length``,
+            ``pad_token_id``.
+
+    Raises:
+        TypeError, ValueError: an option, or a field of a rollout, is wrong; the message names it.
+        EmptyBatchError: no call gave a row.
+    """
+    builder = BatchBuilder(device=device, **options)
+    builder.add_many(rollouts)
+    return builder.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class FittingLimits:
+    """The smallest limits at which no row of the rollouts is cut.
+
+    Attributes:
+        max_prompt_length: tokens of the longest first prompt, or the given P if prompts spill.
+        max_response_length: tokens of the longest response at that P.
+        max_total_length: tokens of the longest row.
+    """
+
+    max_prompt_length: int
+    max_response_length: int
+    max_total_length: int
+
+
+def fitting_limits(
+    rollouts: Iterable[Rollout], *, level: LevelName, spill_from: int | None = None
+) -> FittingLimits:
+    """Build rows without limits and measure them.
+
+    Args:
+        rollouts: with at least one row.
+        level: of the rows.
+        spill_from: P, if longer prompts spill into the response.
+
+    Raises:
+        EmptyBatchError: no rollout has a row.
+    """
+    batch = build_batch(
+        rollouts,
+        level=level,
+        max_prompt_length=spill_from or NO_LIMIT,
+        max_response_length=NO_LIMIT,
+        pad_token_id=0,
+        layout="jagged",
+        overlong_prompt="drop" if spill_from is None else "spill",
+    )
+    prompts, responses = (_lengths(batch.tensors[name]) for name in ("prompts", "responses"))
+    return FittingLimits(
+        spill_from or int(prompts.max()),
+        int(responses.max()),
+        int((prompts + responses).max()),
+    )
+
+
+def _lengths(nested: Any) -> torch.Tensor:
+    lengths: torch.Tensor = nested.offsets().diff()
+    return lengths
 
 
 def _read_rollout(rollout: Rollout) -> tuple[str, list[Call]]:
@@ -383,5 +414,5 @@ def _read_rollout(rollout: Rollout) -> tuple[str, list[Call]]:
 
 
 def _column(values: Iterable[Any], size: int) -> NDArray[Any]:
-    """Objects as they are, also tuples: (size,)."""
+    """An object array (size,) that does not unpack tuples."""
     return np.fromiter(values, dtype=object, count=size)

@@ -1,10 +1,12 @@
-"""What an agent did: calls, and the rollout they belong to."""
+"""Calls, the rollouts they belong to, and which calls can be trained."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+import numpy as np
 
 # list or tuple of int, 1-D int32/int64 numpy array or torch tensor
 TokenIds: TypeAlias = Any
@@ -14,24 +16,24 @@ LogProbs: TypeAlias = Any
 
 @dataclass(slots=True, eq=False, init=False)
 class Call:
-    """One LLM request with the choice that was sampled for it.
+    """One sampled completion with its prompt.
 
-    Nothing is copied or checked here; ``build_batch`` and ``BatchBuilder.add`` check, and name the
-    rollout, call, field and index of what is wrong.
+    Nothing is copied or checked here. ``build_batch`` and ``BatchBuilder.add`` check the fields;
+    their errors name rollout, call, field and index.
 
     Args:
-        prompt_ids: ids the policy saw: list or tuple of int, 1-D int32/int64 array or tensor.
-        response_ids: ids it sampled, likewise.
+        prompt_ids: token ids of the prompt: list or tuple of int, 1-D int32/int64 array or tensor.
+        response_ids: sampled token ids, in the same types.
         log_probs: one float per response token, or None.
         reward: the call's own reward (float or bool), or None.
-        response_id: calls of a rollout with the same response_id, prompt ids and response ids are
-            one call recorded twice. None or "" where it has none.
-        finish_reason: ``"abort"`` marks a response cut off by a weight sync: it is dropped.
-        policy_version: version of the weights that sampled it; stays on the call.
-        sampling: sampling parameters; stays on the call.
-        agent: name of the agent that made the call; stays on the call.
-        trainable: False for a judge or user simulator on the same endpoint: it is dropped.
-        credit: share of its rollout's advantage that its tokens get; stays on the call.
+        response_id: identifies duplicates: a later call of the rollout with the same response_id,
+            prompt ids and response ids is not trained again. None or "": no id.
+        finish_reason: ``"abort"`` means interrupted by a weight sync; the call is dropped.
+        policy_version: version of the weights that sampled the response; stored only.
+        sampling: sampling parameters; stored only.
+        agent: name of the agent that made the call; stored only.
+        trainable: False for a judge or user simulator on the same endpoint; the call is dropped.
+        credit: factor on the rollout's advantage for the call's tokens.
     """
 
     prompt_ids: TokenIds
@@ -76,16 +78,16 @@ class Call:
 
 @dataclass(slots=True, eq=False, init=False)
 class Rollout:
-    """One agent run.
+    """One run of an agent on one sample.
 
     Args:
         rollout_id: unique in a batch.
-        data_id: the enqueued sample it answers; rollouts with one data_id form a group.
-        calls: its calls, in order.
-        reward: final reward (float or bool). None or NaN: the last reward that one of its calls
-            has, else the builder's ``reward_fillna_value``.
-        status: how the run ended; stays on the rollout.
-        sample: what was enqueued; stays on the rollout.
+        data_id: id of the enqueued sample; rollouts with the same data_id form a group.
+        calls: in order.
+        reward: final reward (float or bool). None or NaN: the last reward of a call, else the row
+            option ``reward_fillna_value``.
+        status: final status; stored only.
+        sample: the enqueued sample; stored only.
     """
 
     rollout_id: str
@@ -122,14 +124,14 @@ class Rollout:
         *,
         status: str | None = None,
     ) -> Rollout:
-        """A rollout from Agent-lightning's ``Triplet`` objects, one call a triplet.
+        """Convert Agent-lightning's ``Triplet`` objects, one call per triplet.
 
         Args:
             rollout_id, data_id, reward, status: as for ``Rollout``.
-            triplets: objects with ``prompt`` and ``response`` mappings that hold ``token_ids`` (and
-                ``logprobs`` as a list of floats or of OpenAI's ``{"logprob": float, ...}``), a
-                ``reward`` and a ``metadata`` mapping: ``response_id`` and ``agent_name`` are read
-                from it, the finish reason from it or from the response's ``raw_content``.
+            triplets: objects with ``prompt`` and ``response`` mappings that contain ``token_ids``
+                (and ``logprobs``: floats or OpenAI's ``{"logprob": float, ...}``), a ``reward`` and
+                a ``metadata`` mapping with ``response_id`` and ``agent_name``. The finish reason is
+                in the metadata or in the response's ``raw_content``.
 
         Raises:
             TypeError: a triplet's prompt or response is not a mapping.
@@ -166,7 +168,7 @@ def _log_probs(entries: Any, where: str) -> LogProbs | None:
     if entries is None:
         return None
     if not isinstance(entries, (list, tuple)):
-        return entries  # an array or tensor, or what the batch refuses
+        return entries  # an array or tensor, or something that build_batch refuses
     log_probs = []
     for index, entry in enumerate(entries):
         if isinstance(entry, Mapping):
@@ -178,7 +180,7 @@ def _log_probs(entries: Any, where: str) -> LogProbs | None:
 
 
 def _finish_reason(response: Mapping[str, Any], metadata: Mapping[str, Any]) -> str | None:
-    """Where Agent-lightning's spans have it: with the call, its choice or its response."""
+    """Read the finish reason from the call, its choice or its response, as spans store it."""
     if metadata.get("finish_reason") is not None:
         return str(metadata["finish_reason"])
     choices = response.get("raw_content")
@@ -189,3 +191,48 @@ def _finish_reason(response: Mapping[str, Any], metadata: Mapping[str, Any]) -> 
     of_response = metadata.get("response")
     reasons = of_response.get("finish_reasons") if isinstance(of_response, Mapping) else None
     return str(reasons[0]) if isinstance(reasons, (list, tuple)) and reasons else None
+
+
+def originals(calls: Sequence[Call]) -> list[int]:
+    """Map each call to the index of its first record: itself, unless it is a duplicate.
+
+    A duplicate has the response_id, the prompt ids and the response ids of an earlier call
+    (docs/rows.md, "Details", Classes).
+    """
+    of_id: dict[str, list[int]] = {}
+    first_records = []
+    for index, call in enumerate(calls):
+        if not call.response_id:
+            first_records.append(index)
+            continue
+        earlier = of_id.setdefault(call.response_id, [])
+        same = next((other for other in earlier if _equal(calls[other], call)), index)
+        if same == index:
+            earlier.append(index)
+        first_records.append(same)
+    return first_records
+
+
+def trainable_calls(rollout: Rollout) -> list[int]:
+    """Indices of the calls that can be trained (docs/rows.md, "Details", Classes)."""
+    return [
+        index
+        for index, (call, original) in enumerate(
+            zip(rollout.calls, originals(rollout.calls), strict=True)
+        )
+        if index == original
+        and call.trainable
+        and call.finish_reason != "abort"
+        and len(call.prompt_ids) > 0
+        and len(call.response_ids) > 0
+    ]
+
+
+def _equal(one: Call, other: Call) -> bool:
+    return all(
+        len(ids) == len(others) and np.array_equal(np.asarray(ids), np.asarray(others))
+        for ids, others in (
+            (one.response_ids, other.response_ids),
+            (one.prompt_ids, other.prompt_ids),
+        )
+    )

@@ -1,4 +1,4 @@
-"""The numbers a training step logs about its batch."""
+"""Metrics of a batch that a training step logs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_fast.rows.accounting import DROP_REASONS, Accounting, Mismatch, RolloutEntry
-from agl_fast.rows.mismatch import AGENT_LIGHTNING_NAMES
+from agl_fast.rows.mismatches import AGENT_LIGHTNING_NAMES
 
-# Of a vLLM server. The others that occur are logged, too; "none" for a call without one.
+# Finish reasons of a vLLM server. Others that occur are logged, too; "none" if missing.
 FINISH_REASONS = ("stop", "length", "tool_calls", "abort")
 
 
 def finish_reason_shares(reasons: Sequence[str | None]) -> dict[str, float]:
-    """``training/finish_reason/{reason}``: share of the calls that ended so; together 1.
+    """``training/finish_reason/{reason}``: share of the calls with that reason; the sum is 1.
 
     Args:
-        reasons: one entry a call; none: no shares.
+        reasons: one entry per call; empty: no metrics.
     """
     if not reasons:
         return {}
@@ -39,16 +39,16 @@ def training_metrics(
     mismatches: Sequence[Mismatch] | None,
     finish_reasons: Sequence[str | None],
 ) -> dict[str, float]:
-    """``training/*`` numbers; names that Agent-lightning 0.3 logs keep its meaning.
+    """``training/*`` metrics; Agent-lightning 0.3's names keep their meaning.
 
     Args:
         rollouts: every rollout of the batch.
-        accounting: their sampled tokens in all.
-        response_lengths: tokens sampled by every call, (calls,).
-        n_chains: chains of every rollout, (rollouts,).
+        accounting: total over the rollouts.
+        response_lengths: sampled tokens per call, (calls,).
+        n_chains: chains per rollout, (rollouts,).
         n_cut_chains: chains longer than their response limit.
-        mismatches: None at level transition, which looks for none.
-        finish_reasons: of every call.
+        mismatches: broken prefixes; None if the level does not merge calls.
+        finish_reasons: one entry per call.
     """
     n_rows = sum(entry.n_rows for entry in rollouts)
     n_without_reward = sum(not entry.has_reward for entry in rollouts)

@@ -1,4 +1,4 @@
-"""Where the sampled tokens of a whole run went, in words."""
+"""Summarise in words what happened to the sampled tokens of a run."""
 
 from __future__ import annotations
 
@@ -6,56 +6,56 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from agl_fast.rows.accounting import DROP_REASONS, MISMATCH_KINDS
-from agl_fast.rows.mismatch_causes import causes_in_words
+from agl_fast.rows.levels import Level
+from agl_fast.rows.mismatches import causes_in_words
 
-# More than this share of the sampled tokens lost to limits is worth a warning.
+# A larger share of sampled tokens lost to limits is a warning.
 NOTEWORTHY = 0.01
 FITTING = "training/limits_that_fit/"
-# Before the name of a cause: mismatches of a step that were decoded and have it.
+# Prefix of the counts of broken prefixes by cause, of those that were decoded.
 MISMATCH_CAUSES = "training/mismatch_causes/"
 
 _REASONS = {
-    "aborted": "cut off by a weight sync",
-    "excluded": "not to be trained",
-    "empty": "without a prompt",
-    "overlong_prompt": "prompts over the limit",
+    "aborted": "interrupted by a weight sync",
+    "excluded": "calls excluded from training",
+    "empty": "calls without a prompt",
+    "overlong_prompt": "prompts longer than the limit",
     "truncated_rollout": "truncated rollouts",
 }
 _KINDS = {
-    "shortened": "whose history was shortened",
-    "retokenised": "whose history was tokenised anew, to other ids for the same text",
+    "shortened": "with a shortened history",
+    "retokenised": "with a retokenised history (same text, other ids)",
     "generation_prompt": (
-        "whose history lacks what the chat template puts before an answer, as an empty think block"
+        "with a history that lacks the generation prompt of the chat template, such as an empty "
+        "think block"
     ),
-    "new_conversation": "that began a conversation of their own",
-    "history_rewritten": "whose history was rewritten",
+    "new_conversation": "in a new conversation",
+    "history_rewritten": "with a rewritten history",
 }
-# A new conversation is none that an agent has broken.
+# Kinds that level tree helps with; a new conversation shares nothing.
 _BROKEN = ("shortened", "retokenised", "generation_prompt", "history_rewritten")
 
 
-# training/proxy/{name}_tokens: sampled, and in no rollout (docs/rows.md).
+# training/proxy/{name}_tokens: sampled tokens outside the batch (docs/rows.md).
 _LOST = {
     "refused": "in answers that the proxy refused",
-    "client_gone": "for agents that left",
+    "client_gone": "for agents that disconnected",
     "incomplete": "in answers that broke off",
     "duplicate": "recorded twice",
-    "discarded": "by attempts that were given up",
-    "late": "after the end of the rollout",
+    "discarded": "in discarded attempts",
+    "late": "after the end of their rollout",
     "forgotten": "for rollouts that never ended",
 }
 _FINISH_REASON = "training/finish_reason/"
 
 
 class TokenSummary:
-    """Adds up the ``training/*`` metrics of a run's steps.
+    """Accumulates the ``training/*`` metrics of a run's steps.
 
     Args:
-        level: that rows were built at.
-        limit_names: how the user calls ``max_prompt_length``, ``max_response_length`` and
-            ``max_total_length``.
-        tree_is_refused: level tree cannot train the run's model or settings, so that it is not
-            advised.
+        level: of the rows.
+        limit_names: the user's name of each limit, such as its configuration key.
+        tree_is_refused: level tree cannot train the run's model or settings; it is not recommended.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class TokenSummary:
         tree_is_refused: bool = False,
     ) -> None:
         self._tree_is_refused = tree_is_refused
-        self._level = level
+        self._level = Level.of(level)
         self._limit_names = dict(limit_names or {})
         self._sums: Counter[str] = Counter()
         self._fitting: dict[str, int] = {}
         self._finished: Counter[str] = Counter()  # calls by finish reason
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """The metrics of a step."""
+        """Add the metrics of a step."""
         n_calls = metrics.get("training/n_recorded_calls", metrics.get("training/n_calls", 0))
         for name, value in metrics.items():
             if name.startswith(FITTING):
@@ -91,7 +91,7 @@ class TokenSummary:
 
     @property
     def lost_to_limits(self) -> float:
-        """Share of the sampled tokens."""
+        """Share of the sampled tokens that was lost to limits."""
         lost = sum(
             self._count(name)
             for name in (
@@ -104,7 +104,7 @@ class TokenSummary:
 
     @property
     def is_noteworthy(self) -> bool:
-        """Limits took more of the tokens than they should."""
+        """Whether the share lost to limits is worth a warning."""
         return self.lost_to_limits > NOTEWORTHY
 
     def __str__(self) -> str:
@@ -152,17 +152,17 @@ class TokenSummary:
         total = sum(lost.values())
         if total > NOTEWORTHY * self._sampled:
             told = ", ".join(f"{n:,} {words}" for words, n in lost.items() if n)
-            yield f"Beyond these, servers sampled {_counted(total, 'token')} for no row: {told}."
+            yield f"The servers sampled {_counted(total, 'token')} outside the batch: {told}."
 
     def _mismatches(self) -> Iterator[str]:
-        if self._level == "transition":
+        if self._level.row_is_call:
             if self._count("n_calls") > self._count("n_rollouts"):
                 yield (
-                    "At level transition every call is a row of its own; at level trajectory calls "
-                    "that extend each other share one."
+                    "Level transition builds one row per call; level trajectory merges calls that "
+                    "extend each other into one row."
                 )
             return
-        if self._level == "tree":  # nobody looks for chains there
+        if not self._level.merges_calls:  # no chains, so no mismatches
             return
         kinds = {kind: self._count(f"mismatches/{kind}") for kind in MISMATCH_KINDS}
         if not any(kinds.values()):
@@ -170,8 +170,8 @@ class TokenSummary:
             return
         told = [f"{n} {_KINDS[kind]}" for kind, n in kinds.items() if n]
         yield (
-            f"{_counted(sum(kinds.values()), 'call')} extended no earlier one, so that their "
-            f"prompts are rows' own: {', '.join(told)}."
+            f"{_counted(sum(kinds.values()), 'call')} broke the prefix of the calls before and "
+            f"started a new row: {', '.join(told)}."
         )
         prefix = MISMATCH_CAUSES.removeprefix("training/")
         causes = {
@@ -182,7 +182,7 @@ class TokenSummary:
         if any(causes.values()):
             yield causes_in_words(causes)
         if any(kinds[kind] for kind in _BROKEN) and not self._tree_is_refused:
-            yield "Level tree trains such calls without repeating the tokens they still share."
+            yield "Level tree does not repeat the tokens that such calls still share."
 
     def _limits(self) -> Iterator[str]:
         if not self.is_noteworthy:

@@ -1,4 +1,4 @@
-"""The training loop, and one PPO step on rows."""
+"""The training loop and the PPO step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentLightningTrainer", "PpoStep", "WorkerGroups", "ppo_step"]
 
-# Loaded on first use: a step needs no Agent-lightning, a layout not even verl.
+# Loaded on first use: a step needs no Agent-lightning, a mini-batch layout not even verl.
 _HOMES = {
     "AgentLightningTrainer": "agl_fast.training.trainer",
     "PpoStep": "agl_fast.training.step",

@@ -1,42 +1,42 @@
-"""Advantages per rollout, then per token: docs/algorithm.md says how, and why."""
+"""Advantages per rollout, then per token, as docs/algorithm.md specifies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from verl import DataProto
+from omegaconf import DictConfig
 from verl.trainer.ppo.core_algos import kl_penalty
-from verl.trainer.ppo.ray_trainer import apply_kl_penalty, compute_advantage
+from verl.utils.torch_functional import masked_mean
 
 import agl_fast
-from agl_fast.training.estimators import OF_ROLLOUTS, along_sequences, compare
-from agl_fast.training.trained_tokens import (
-    Numbers,
-    Sequences,
-    TrainedTokens,
-    call_numbers,
-    on_trained,
-)
+from agl_fast.training.estimators import OF_ROLLOUTS, along_sequences, compare, of_rows
+from agl_fast.training.step_rows import Rows
+from agl_fast.training.trained_tokens import Numbers, Sequences, TrainedTokens
 
-# What workers compute for every token of a row, also for those that are not trained.
+# Values that workers compute for every token of a row, also for untrained ones.
 _OF_TOKENS = ("old_log_probs", "ref_log_prob", "values", "sum_pi_squared", "rollout_is_weights")
 
-Tensors = Mapping[str, torch.Tensor]
-Columns = Mapping[str, NDArray[Any]]
+
+class KlController(Protocol):
+    """verl's controller of the KL penalty in the reward."""
+
+    value: float
+
+    def update(self, *, current_kl: float, n_steps: int) -> None: ...
 
 
 @dataclass(frozen=True)
 class Estimated:
-    """What a step learns from.
+    """Rewards, advantages and returns of a step.
 
     Attributes:
         tensors: token_level_rewards, advantages and returns, (B, R) of token_level_scores' dtype,
-            0 on what is not trained.
+            0 on untrained tokens.
         metrics: of the KL penalty, if there is one.
     """
 
@@ -45,31 +45,27 @@ class Estimated:
 
 
 def estimate(
-    tensors: Tensors,
-    columns: Columns,
-    rollouts: Sequence[agl_fast.RolloutEntry],
-    config: Any,
-    kl_controller: Any = None,
+    rows: Rows, config: DictConfig, kl_controller: KlController | None = None
 ) -> Estimated:
     """Advantages and returns of B rows.
 
-    Every rollout of the table counts, whether or not it has rows. Into how many rows a rollout
-    fell, and where they stand, changes nothing.
+    Every rollout of the table counts, with or without rows. The number and the order of a
+    rollout's rows have no influence.
 
     Args:
-        tensors: (B, R) response_mask and token_level_scores; call_index where a rollout has several
-            rows, and the estimator or the credit looks at calls; old_log_probs and ref_log_prob for
+        rows: with token_level_scores; call_index if a rollout has several rows and estimator or
+            credit depend on calls; old_log_probs and ref_log_prob for
             `algorithm.use_kl_in_reward`; values for `gae`; old_log_probs and sum_pi_squared for
             `optimal_token_baseline`.
-        columns: (B,) rollout_id_list, and data_id_list for row-level advantages.
-        config: verl's `algorithm` group, and `agentlightning.credit`.
+        config: with verl's `algorithm` group and `agentlightning.credit`.
         kl_controller: verl's, for `algorithm.use_kl_in_reward`.
 
     Raises:
-        ValueError: call_index is missing where it is needed, or something of the estimator's; or
-            calls have credit and rows are compared.
+        ValueError: call_index or an input of the estimator is missing, or calls have credit and
+            advantages are row-level.
     """
     algorithm = config.algorithm
+    rollouts = rows.rollouts
     per_call = config.get("agentlightning", {}).get("credit") == "per_call"
     credited = any(rollout.call_credits is not None for rollout in rollouts)
     if not algorithm.get("enable_rollout_level_advantage", True):
@@ -78,22 +74,15 @@ def estimate(
                 "calls have credit, and algorithm.enable_rollout_level_advantage=false: expected "
                 "true, as rows have none"
             )
-        return _of_rows(tensors, columns, algorithm, kl_controller)
+        return _of_rows(rows, algorithm, kl_controller)
     compares = str(algorithm.adv_estimator) in OF_ROLLOUTS
-    tokens = TrainedTokens.of(
-        tensors["response_mask"],
-        call_numbers(tensors, columns)
-        if per_call or credited or not compares
-        else torch.zeros_like(tensors["response_mask"]),
-        columns["rollout_id_list"],
-        [rollout.rollout_id for rollout in rollouts],
-    )
+    tokens = rows.trained_tokens(by_call=per_call or credited or not compares)
     by_rollout = tokens.by_rollout()
-    rewards = tensors["token_level_scores"]
+    rewards = rows.tensors["token_level_scores"]
     metrics: dict[str, float] = {}
     penalty = torch.zeros_like(rewards)
     if algorithm.use_kl_in_reward:
-        penalty, metrics = _kl_penalty(tensors, by_rollout, algorithm, kl_controller)
+        penalty, metrics = _kl_penalty(rows, by_rollout, algorithm, kl_controller)
         rewards = rewards - penalty
 
     if compares and per_call:
@@ -108,14 +97,15 @@ def estimate(
     else:
         earned = _placed(tokens, rollouts, per_call=per_call)
         earned -= by_rollout.gather(penalty).to(torch.float64)
-        found = along_sequences(
+        tensors = rows.tensors
+        estimated = along_sequences(
             [rollout.data_id for rollout in rollouts],
             earned,
             by_rollout.mask,
             algorithm,
             lambda name: by_rollout.gather(tensors[name]) if name in tensors else None,
         )
-        advantages, returns = (by_rollout.scatter(each, rewards) for each in found)
+        advantages, returns = (by_rollout.scatter(each, rewards) for each in estimated)
     if credited:
         advantages = advantages * _credits(tokens, rollouts, advantages)
     return Estimated(
@@ -125,33 +115,33 @@ def estimate(
 
 def rollout_advantages(
     rollouts: Sequence[agl_fast.RolloutEntry],
-    algorithm: Mapping[str, Any],
+    algorithm: DictConfig,
     n_tokens: Sequence[int],
     penalties: Sequence[float],
 ) -> torch.Tensor:
-    """(rollouts,) float64: what an estimator of `OF_ROLLOUTS` gives each rollout.
+    """(rollouts,) float64 advantages of a group estimator (`OF_ROLLOUTS`).
 
     Args:
         algorithm: verl's `algorithm` group of the configuration.
         n_tokens: (rollouts,) trained tokens.
-        penalties: (rollouts,) taken off their rewards (`use_kl_in_reward`).
+        penalties: (rollouts,) subtracted from the rewards (`use_kl_in_reward`).
     """
     return compare(
         [rollout.data_id for rollout in rollouts],
-        [rollout.reward - off for rollout, off in zip(rollouts, penalties, strict=True)],
+        [rollout.reward - penalty for rollout, penalty in zip(rollouts, penalties, strict=True)],
         n_tokens,
         algorithm,
     )
 
 
 def rewards_of_calls(rollout: agl_fast.RolloutEntry, trained: Sequence[int]) -> list[float]:
-    """What each trained call of a rollout earned.
+    """The reward of each trained call of a rollout.
 
-    The reward of a call that is not trained goes to the last trained call before it, if there is
-    one. Where no call has a reward, the last trained call has the rollout's.
+    The reward of an untrained call goes to the last trained call before it, if any. If no call has
+    a reward, the last trained call gets the rollout's.
 
     Args:
-        trained: their indices, ascending.
+        trained: indices of the trained calls, ascending.
     """
     earned = [0.0] * len(trained)
     if not len(trained):
@@ -170,9 +160,9 @@ def _of_calls(
     tokens: TrainedTokens,
     rollouts: Sequence[agl_fast.RolloutEntry],
     penalty: torch.Tensor,
-    algorithm: Any,
+    algorithm: DictConfig,
 ) -> torch.Tensor:
-    """Calls compared with calls; a rollout without a trained one counts once, with its reward."""
+    """Compare calls with calls; a rollout without a trained call counts once, with its reward."""
     by_call, rollout_of_call, call = tokens.by_call()
     earned = _earned(rollouts, rollout_of_call, call) - np.array(_sums(by_call, penalty))
     with_one = set(rollout_of_call.tolist())
@@ -190,10 +180,10 @@ def _of_calls(
 def _placed(
     tokens: TrainedTokens, rollouts: Sequence[agl_fast.RolloutEntry], *, per_call: bool
 ) -> torch.Tensor:
-    """(rollouts, L) float64: rewards where they are earned, on the last token of what earns them.
+    """(rollouts, L) float64: each reward on the last token of its rollout or call.
 
-    That of a rollout without tokens stands in front, where the mask is 0: estimators that sum up
-    rewards see it.
+    The reward of a rollout without trained tokens is at index 0, where the mask is 0: estimators
+    that sum rewards include it.
     """
     by_rollout = tokens.by_rollout()
     placed = torch.zeros(by_rollout.shape, dtype=torch.float64)
@@ -214,7 +204,7 @@ def _placed(
 def _earned(
     rollouts: Sequence[agl_fast.RolloutEntry], rollout_of_call: Numbers, call: Numbers
 ) -> NDArray[np.float64]:
-    """(C,) of every trained call."""
+    """(C,) rewards of the trained calls."""
     earned: list[float] = []
     numbers, begins = np.unique(rollout_of_call, return_index=True)
     for number, calls in zip(numbers.tolist(), np.split(call, begins[1:]), strict=True):
@@ -225,66 +215,70 @@ def _earned(
 def _credits(
     tokens: TrainedTokens, rollouts: Sequence[agl_fast.RolloutEntry], like: torch.Tensor
 ) -> torch.Tensor:
-    """(B, R): on each trained token the credit of its call."""
+    """(B, R) credit of the call of each trained token."""
     by_call, rollout_of_call, call = tokens.by_call()
     of_call = [
-        1.0 if (given := rollouts[number].call_credits) is None else given[index]
+        1.0 if (credits := rollouts[number].call_credits) is None else credits[index]
         for number, index in zip(rollout_of_call.tolist(), call.tolist(), strict=True)
     ]
     return by_call.scatter(_constant(by_call, torch.tensor(of_call, dtype=torch.float64)), like)
 
 
 def _kl_penalty(
-    tensors: Tensors, by_rollout: Sequences, algorithm: Any, kl_controller: Any
+    rows: Rows, by_rollout: Sequences, algorithm: DictConfig, kl_controller: KlController | None
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """(B, R): what each trained token pays for leaving the reference policy.
+    """(B, R) penalty of each trained token for its divergence from the reference policy.
 
-    verl's controller is told the mean over rollouts of each one's mean over its tokens, where verl
-    takes rows.
+    verl's controller gets the mean over rollouts of the mean over their tokens; in verl it gets
+    the mean over rows.
     """
+    assert kl_controller is not None
+    tensors = rows.tensors
     kl = kl_penalty(tensors["old_log_probs"], tensors["ref_log_prob"], algorithm.kl_penalty)
     trained = by_rollout.lengths > 0
     means = np.array(_sums(by_rollout, kl))[trained] / by_rollout.lengths[trained]
     current = float(means.mean()) if len(means) else 0.0
     coefficient = kl_controller.value
     kl_controller.update(current_kl=current, n_steps=len(means))
-    return coefficient * on_trained(kl, tensors["response_mask"]), {
+    return coefficient * rows.on_trained(kl), _kl_metrics(current, coefficient)
+
+
+def _kl_metrics(current: float, coefficient: float) -> dict[str, float]:
+    return {
         "actor/reward_kl_penalty": current,
         "actor/reward_kl_penalty_coeff": coefficient,
     }
 
 
 def _sums(sequences: Sequences, values: torch.Tensor) -> list[float]:
-    """(S,) of values (B, R), in float64 and in the order of the tokens."""
+    """(S,) sums of values (B, R), in float64 and in token order."""
     sums: list[float] = sequences.gather(values.to(torch.float64)).sum(dim=1).tolist()
     return sums
 
 
 def _constant(sequences: Sequences, of_sequence: torch.Tensor) -> torch.Tensor:
-    """(S, L): the same number on all tokens of a sequence."""
+    """(S, L): one value on all tokens of a sequence."""
     return of_sequence[:, None].expand(sequences.shape)
 
 
-def _of_rows(tensors: Tensors, columns: Columns, algorithm: Any, kl_controller: Any) -> Estimated:
-    """verl's estimate, of rows: each is a sample of its own, with the rollout's reward."""
-    mask = tensors["response_mask"]
-    # verl masks by a product, which NaN and infinity pass.
-    finite = {name: on_trained(tensors[name], mask) for name in _OF_TOKENS if name in tensors}
-    rows = DataProto.from_dict(
-        tensors={**tensors, **finite},
-        non_tensors={"uid": np.asarray(columns["data_id_list"], object)},
-    )
+def _of_rows(rows: Rows, algorithm: DictConfig, kl_controller: KlController | None) -> Estimated:
+    """verl's row-level estimate: every row is a sample with the rollout's reward."""
+    mask = rows.response_mask
+    # verl multiplies by the mask, which keeps NaN and infinity.
+    finite = {
+        name: rows.on_trained(rows.tensors[name]) for name in _OF_TOKENS if name in rows.tensors
+    }
+    rewards = rows.tensors["token_level_scores"]
     metrics: dict[str, float] = {}
-    rows.batch["token_level_rewards"] = tensors["token_level_scores"]
     if algorithm.use_kl_in_reward:
-        rows, metrics = apply_kl_penalty(rows, kl_controller, algorithm.kl_penalty)
-    rows = compute_advantage(
-        rows,
-        adv_estimator=algorithm.adv_estimator,
-        gamma=algorithm.gamma,
-        lam=algorithm.lam,
-        norm_adv_by_std_in_grpo=algorithm.get("norm_adv_by_std_in_grpo", True),
-        config=algorithm,
+        assert kl_controller is not None
+        penalty = algorithm.kl_penalty
+        kl = kl_penalty(finite["old_log_probs"], finite["ref_log_prob"], penalty) * mask
+        current = masked_mean(kl, mask=mask, axis=-1).mean(dim=0).item()
+        metrics = _kl_metrics(current, kl_controller.value)
+        rewards = rewards - kl_controller.value * kl
+        kl_controller.update(current_kl=current, n_steps=len(rows))
+    advantages, returns = of_rows(rows.group_of_row, rewards, mask, algorithm, finite.get)
+    return Estimated(
+        {"token_level_rewards": rewards, "advantages": advantages, "returns": returns}, metrics
     )
-    names = ("token_level_rewards", "advantages", "returns")
-    return Estimated({name: rows.batch[name] for name in names}, metrics)

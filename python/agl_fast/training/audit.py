@@ -1,4 +1,4 @@
-"""Compare the servers' log-probs of a step with the actor's: the numbers, without a verdict."""
+"""Comparison of the servers' log-probs with the actor's in one step, without a verdict."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from agl_fast.rollouts.bent_calls import COLUMN as BENT_CALLS
+from agl_fast.rollouts.training_rows import BENT_CALLS
 from agl_fast.training.audit_scope import Scope
 
-# Fewer tokens, or probabilities that are all alike, correlate by chance.
+# With fewer tokens, or nearly equal probabilities, a correlation is noise.
 MIN_TOKENS = 200
 MIN_SPREAD = 0.02
-# Added to 1 - p, so that rounding does not count where a token is certain.
+# Added to 1 - p, so that rounding errors of certain tokens have no weight.
 _CERTAIN = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """How far two policies' probabilities p and q of the same tokens are apart.
+    """Differences between two policies' probabilities p and q of the same tokens.
 
-    Sums over tokens, so that gaps of several steps add up.
+    Holds sums over tokens, so that the gaps of several steps can be added.
 
     Attributes:
-        n_tokens: tokens that were compared.
+        n_tokens: number of compared tokens.
         differences, squares, largest: of |p - q|: sum, sum of squares, maximum.
         log_differences: sum of |log p - log q|.
         uncertainty: sum of 1 - (p + q) / 2.
@@ -44,7 +44,7 @@ class Gap:
 
     @classmethod
     def between(cls, rollout: torch.Tensor, actor: torch.Tensor) -> Gap:
-        """Of log-probs, (N,) each."""
+        """The gap of two tensors of log-probs, (N,) each."""
         if not rollout.numel():
             return cls()
         p, q = rollout.double().exp(), actor.double().exp()
@@ -81,7 +81,7 @@ class Gap:
 
     @property
     def mean(self) -> float:
-        """Of |p - q|; NaN without tokens."""
+        """Mean of |p - q|; NaN without tokens."""
         return self.differences / self.n_tokens if self.n_tokens else math.nan
 
     @property
@@ -94,7 +94,7 @@ class Gap:
 
     @property
     def pearson(self) -> float:
-        """Correlation of p and q, however few they are; NaN where one side is constant."""
+        """Correlation of p and q for any number of tokens; NaN if one side is constant."""
         if self.n_tokens < 2:
             return math.nan
         p, q, pp, qq, pq = (each / self.n_tokens for each in self.moments)
@@ -103,7 +103,7 @@ class Gap:
 
     @property
     def correlation(self) -> float:
-        """`pearson`; NaN where `MIN_TOKENS` or `MIN_SPREAD` do not allow it."""
+        """`pearson`; NaN below `MIN_TOKENS` or `MIN_SPREAD`."""
         if self.n_tokens < MIN_TOKENS:
             return math.nan
         p, q, pp, qq, _ = (each / self.n_tokens for each in self.moments)
@@ -112,7 +112,7 @@ class Gap:
 
     @property
     def of_logits(self) -> float:
-        """About the mean error of logits, whatever the entropy is; NaN without tokens.
+        """Estimated mean error of logits, independent of the entropy; NaN without tokens.
 
         An error d of a token's logit changes its log-prob by (1 - p) d.
         """
@@ -123,16 +123,16 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What one step's trained tokens with a rollout log-prob say.
+    """Gaps over one step's trained tokens with rollout log-probs.
 
     Attributes:
-        gap: of the tokens that the verdict is about.
+        gap: of the tokens that the verdict is based on.
         bent: of tokens whose calls changed the sampling distribution.
-        everything: of both, log-probs as they are.
-        bent_by: names of the parameters that changed it.
-        is_finite: the actor's log-probs of all of them are numbers.
-        metrics: `training/audit/*`: percentiles of |Δ log-prob|, of all tokens, of the first ones
-            after an observation (there a wrong context shows), and of the rest; and verl's
+        everything: of both, with unadjusted log-probs.
+        bent_by: names of the parameters that changed the distribution.
+        is_finite: all of the actor's log-probs are finite.
+        metrics: `training/audit/*`: percentiles of |Δ log-prob| of all tokens, of first tokens
+            after context tokens (which reveal a wrong context) and of the rest; and verl's
             `training/rollout_probs_diff_*`.
     """
 
@@ -159,10 +159,10 @@ def audit(
     Args:
         rollout_log_probs, actor_log_probs: (B, R) float32.
         response_mask: (B, R) 1 on trained tokens.
-        has_rollout_log_probs: (B,) bool; other rows are left out.
-        scope: what the servers' log-probs are of.
+        has_rollout_log_probs: (B,) bool; rows with False are not compared.
+        scope: the distribution of the servers' log-probs.
         bent: (B, R) bool, tokens of calls that changed the sampling distribution; None: no token.
-        bent_by: how they did.
+        bent_by: names of the parameters that changed it.
     """
     if rollout_log_probs is None:
         return Audit(Gap(), metrics={"training/audit/n_tokens": 0})
@@ -173,19 +173,15 @@ def audit(
     untrained_before = torch.ones_like(trained)
     untrained_before[:, 1:] = ~trained[:, :-1]
     after_observation = plain & untrained_before
-    after_observation[:, 0] = False  # that one follows the prompt
+    after_observation[:, 0] = False  # follows the prompt
 
     expected = scope.nearest(rollout_log_probs, actor_log_probs)
-    found = Audit(
-        Gap.between(rollout_log_probs[plain], expected[plain]),
-        Gap.between(rollout_log_probs[apart], actor_log_probs[apart]),
-        Gap.between(rollout_log_probs[compared], actor_log_probs[compared]),
-        bent_by,
-        bool(torch.isfinite(actor_log_probs[compared]).all()),
-    )
-    metrics = _metrics("training/audit/", found.gap) | verl_metrics(found.everything)
-    if found.bent.n_tokens:
-        metrics |= _metrics("training/audit/bent/", found.bent)
+    gap = Gap.between(rollout_log_probs[plain], expected[plain])
+    bent_gap = Gap.between(rollout_log_probs[apart], actor_log_probs[apart])
+    everything = Gap.between(rollout_log_probs[compared], actor_log_probs[compared])
+    metrics = _metrics("training/audit/", gap) | verl_metrics(everything)
+    if bent_gap.n_tokens:
+        metrics |= _metrics("training/audit/bent/", bent_gap)
     difference = (rollout_log_probs - expected).abs()
     for name, tokens in (
         ("all", plain),
@@ -193,34 +189,35 @@ def audit(
         ("rest", plain & ~after_observation),
     ):
         metrics |= _percentiles(f"training/audit/logprob_diff/{name}", difference[tokens])
-    return Audit(found.gap, found.bent, found.everything, found.bent_by, found.is_finite, metrics)
+    is_finite = bool(torch.isfinite(actor_log_probs[compared]).all())
+    return Audit(gap, bent_gap, everything, bent_by, is_finite, metrics)
 
 
 def verl_metrics(gap: Gap) -> dict[str, float]:
-    """The same numbers under the names of verl's own trainer."""
+    """The gap as metrics of verl's own trainer."""
     if not gap.n_tokens:
         return {"training/rollout_probs_diff_valid": 0}
-    found = {
+    metrics = {
         "training/rollout_probs_diff_valid": 1,
         "training/rollout_probs_diff_max": gap.largest,
         "training/rollout_probs_diff_mean": gap.mean,
         "training/rollout_probs_diff_std": gap.deviation,
         "training/rollout_actor_probs_pearson_corr": gap.pearson,
     }
-    return {name: value for name, value in found.items() if value == value}
+    return {name: value for name, value in metrics.items() if value == value}
 
 
 def bent_tokens(
     columns: Mapping[str, Any], call_index: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, tuple[str, ...]]:
-    """Tokens of calls that changed the sampling distribution, and how.
+    """Tokens of calls that changed the sampling distribution, and the parameters that did it.
 
     Args:
-        columns: `BENT_CALLS` has, for every row, the parameters' names by call index.
-        call_index: (B, R), -1 where no call sampled the token.
+        columns: with `BENT_CALLS`, the parameters' names by call index for every row.
+        call_index: (B, R), -1 on tokens that no call sampled.
 
     Returns:
-        (B, R) bool, None where no call did; the names, sorted.
+        (B, R) bool, None if there is no such call; the parameters' names, sorted.
     """
     calls_of_rows = columns.get(BENT_CALLS)
     if calls_of_rows is None or call_index is None or not any(calls_of_rows):

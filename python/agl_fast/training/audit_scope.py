@@ -1,19 +1,19 @@
-"""What the audit can compare, and how closely, as the configuration says."""
+"""Scope of the audit: what the configuration allows to compare, and how precisely."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 Precision: TypeAlias = Literal["float32", "16-bit", "quantised"]
 
 _FLOAT32 = ("float32", "float", "fp32", "torch.float32")
 _ROLLOUT = "actor_rollout_ref.rollout"
-# Where the configuration says that servers compute with fewer than 16 bits.
+# Keys that make servers compute with fewer than 16 bits.
 _QUANTISED = (
     f"{_ROLLOUT}.quantization",
     f"{_ROLLOUT}.quantization_config_file",
@@ -29,14 +29,14 @@ _NOT_QUANTISED = (None, False, "", "auto", "bfloat16", "float16", "float32")
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """How the servers' log-probs relate to the actor's.
+    """Relation between the servers' log-probs and the actor's.
 
     Attributes:
-        precision: the coarser of both sides'.
-        kept_mass: top_p keeps at least this probability mass, and the servers' log-probs are
-            renormalised over what is kept. 1.0: all is kept. 0.0: top_k cuts, so that the mass is
-            unknown; only what changes after the first step tells something.
-        incomparable: why nothing can be compared; None: it can.
+        precision: the lower one of both sides.
+        kept_mass: minimum probability mass that top_p keeps; the servers' log-probs are
+            renormalised over it. 1.0: everything is kept. 0.0: unknown because of top_k, so that
+            steps can only be compared with the first one.
+        incomparable: why nothing can be compared; None if it can.
         stops: a broken weight sync ends the run; otherwise it is a warning.
     """
 
@@ -46,9 +46,9 @@ class Scope:
     stops: bool = True
 
     def nearest(self, rollout: torch.Tensor, actor: torch.Tensor) -> torch.Tensor:
-        """What the actor's log-probs allow for the servers', as close to these as possible.
+        """The servers' log-probs clamped to the range that the actor's allow.
 
-        A token with probability p has p / kept mass after the cut: a log-prob between log p and
+        After truncation a token of probability p has p / mass: its log-prob is between log p and
         log p - log `kept_mass`, and at most 0.
         """
         if self.kept_mass in (0.0, 1.0):
@@ -58,11 +58,11 @@ class Scope:
 
     @property
     def is_relative(self) -> bool:
-        """Steps can be compared with the first one only."""
+        """Whether steps can only be compared with the first one."""
         return self.kept_mass == 0.0
 
     def __str__(self) -> str:
-        """What is compared, for people; empty where it is everything."""
+        """A sentence about what is compared; empty if everything is."""
         if self.incomparable is not None:
             return f"log-probs of servers and actor are not compared: {self.incomparable}"
         if self.kept_mass >= 1.0:
@@ -80,8 +80,8 @@ class Scope:
         )
 
 
-def scope_of(config: Any) -> Scope:
-    """Of a whole configuration."""
+def scope_of(config: DictConfig) -> Scope:
+    """The scope of a whole configuration."""
     rollout = config.actor_rollout_ref.rollout
     mode = rollout.get("logprobs_mode") or "raw_logprobs"
     kept_mass, incomparable = 1.0, None
@@ -97,11 +97,13 @@ def scope_of(config: Any) -> Scope:
         kept_mass = 0.0 if cuts_by_rank else float(rollout.get("top_p") or 1.0)
     else:
         incomparable = f"{_ROLLOUT}.logprobs_mode={mode} gives no log-probs"
-    ours = config.get("agentlightning") or {}
-    return Scope(_precision(config), kept_mass, incomparable, ours.get("audit", "stop") == "stop")
+    settings = config.get("agentlightning") or {}
+    return Scope(
+        _precision(config), kept_mass, incomparable, settings.get("audit", "stop") == "stop"
+    )
 
 
-def _precision(config: Any) -> Precision:
+def _precision(config: DictConfig) -> Precision:
     if any(OmegaConf.select(config, key) not in _NOT_QUANTISED for key in _QUANTISED):
         return "quantised"
     parts = config.actor_rollout_ref

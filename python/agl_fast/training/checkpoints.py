@@ -1,4 +1,4 @@
-"""A checkpoint that could not be written whole, as on a full disk."""
+"""Checkpoints: resume after one that was written incompletely, as on a full disk."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from verl.utils.checkpoint.checkpoint_manager import get_checkpoint_tracker_file
 
 @contextmanager
 def last_whole_checkpoint(folder: str, step: int) -> Iterator[None]:
-    """Where the block fails, leave `folder` so that the next run resumes from what is whole.
+    """If saving a checkpoint fails, let the next run resume from the last complete one.
 
-    verl empties its tracker file before it writes it, and with `trainer.max_actor_ckpt_to_keep=1`
-    removes the checkpoint before as soon as the actor's new one is there.
+    verl empties its tracker file before writing it, and with `trainer.max_actor_ckpt_to_keep=1`
+    removes the previous checkpoint as soon as the actor's new one exists.
 
     Args:
         folder: `trainer.default_local_dir`.
-        step: whose checkpoint the block saves.
+        step: the step whose checkpoint the block saves.
 
     Raises:
-        RuntimeError: the block raised, which is the cause; the message names the last whole
+        RuntimeError: saving failed; the error is the cause, and the message names the last complete
             checkpoint.
     """
     root = Path(folder).absolute()
@@ -32,19 +32,28 @@ def last_whole_checkpoint(folder: str, step: int) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        is_there = before is not None and all(path.is_dir() for path in weights)
-        whole = _last_whole(root, step, before if is_there else None, replaces=before is not None)
-        said = _point(tracker, whole)
+        exists = before is not None and all(path.is_dir() for path in weights)
+        whole = _last_whole(root, step, before if exists else None, replaces=before is not None)
+        outlook = _point(tracker, whole)
         if not isinstance(error, Exception):
             raise
         raise RuntimeError(
-            f"saving the checkpoint of step {step} in {root} failed: {error}. {said}"
+            f"saving the checkpoint of step {step} in {root} failed: {error}. {outlook}"
         ) from error
 
 
 def last_saved_step(folder: str) -> int | None:
-    """The step that `trainer.resume_mode=auto` continues after; `folder` is default_local_dir."""
+    """The step after which `trainer.resume_mode=auto` continues; `folder` is default_local_dir."""
     return _step_in(Path(get_checkpoint_tracker_filename(str(Path(folder).absolute()))))
+
+
+def last_checkpoint(folder: str | None) -> Path | None:
+    """The folder of the checkpoint that a new run would resume from; None without one."""
+    step = None if folder is None else last_saved_step(folder)
+    if folder is None or step is None:
+        return None
+    checkpoint = Path(folder).absolute() / f"global_step_{step}"
+    return checkpoint if checkpoint.is_dir() else None
 
 
 def _step_in(tracker: Path) -> int | None:
@@ -53,24 +62,25 @@ def _step_in(tracker: Path) -> int | None:
 
 
 def _weights(root: Path, step: int) -> list[Path]:
-    """Folders of actor and critic, where they are on this machine."""
+    """Existing folders of actor and critic."""
     parts = (root / f"global_step_{step}" / part for part in ("actor", "critic"))
     return [path for path in parts if path.is_dir()]
 
 
 def _last_whole(root: Path, step: int, before: int | None, *, replaces: bool) -> int | None:
-    """
+    """The last step with a complete checkpoint.
+
     Args:
-        before: the last step with a checkpoint, if that is still there.
-        replaces: there was one before.
+        before: the step of the previous checkpoint, if it still exists.
+        replaces: there was a previous checkpoint.
     """
-    data = root / f"global_step_{step}" / "data.pt"  # verl writes it after all weights
+    data = root / f"global_step_{step}" / "data.pt"  # written after all weights
     if _can_be_read(data):
         return step
     data.unlink(missing_ok=True)
     if before is not None:
         return before
-    # The one before goes only when the actor's new one is whole; a critic's is saved after it.
+    # verl removes the previous one only after the actor's new one is complete, before the critic's.
     is_actor_alone = [path.name for path in _weights(root, step)] == ["actor"]
     return step if replaces and is_actor_alone else None
 
@@ -79,14 +89,14 @@ def _can_be_read(data: Path) -> bool:
     if not data.is_file():
         return False
     try:
-        with zipfile.ZipFile(data) as archive:  # torch.save's format; nothing is unpickled
+        with zipfile.ZipFile(data) as archive:  # torch.save's format; unpickles nothing
             return archive.testzip() is None
-    except (OSError, zipfile.BadZipFile):  # a part of it
+    except (OSError, zipfile.BadZipFile):  # incomplete
         return False
 
 
 def _point(tracker: Path, step: int | None) -> str:
-    """Let the tracker name the step, and say what the next run does."""
+    """Write the step into the tracker; a sentence about the next run."""
     try:
         if step is None:
             tracker.unlink(missing_ok=True)

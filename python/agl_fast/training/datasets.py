@@ -1,4 +1,4 @@
-"""Samples as users hold them, in the form that verl's data loader and the daemon take."""
+"""Users' samples in the form that verl's data loader and the daemon take."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 
 class Samples:
-    """A sequence of samples, each as a dictionary.
+    """A sequence of samples as dictionaries.
 
     Args:
-        samples: by index, with a length. A sample is a mapping, a dataclass, a named tuple or has a
-            `model_dump` method (pydantic).
+        samples: sequence of mappings, dataclasses, named tuples or objects with a `model_dump`
+            method (pydantic).
     """
 
     def __init__(self, samples: Sequence[Any]) -> None:
@@ -25,10 +25,10 @@ class Samples:
         return len(self._samples)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """The sample.
+        """The sample as a dictionary.
 
         Raises:
-            TypeError: it is none of the above.
+            TypeError: unsupported type of sample.
         """
         sample = self._samples[int(index)]
         if isinstance(sample, Mapping):
@@ -45,7 +45,7 @@ class Samples:
 
 
 def columns_of(samples: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
-    """verl's collate function: by name, (samples,) objects, None where a sample lacks the name."""
+    """verl's collate function: (samples,) objects by name, None for missing keys."""
     names = dict.fromkeys(name for sample in samples for name in sample)
     columns = {}
     for name in names:
@@ -56,5 +56,5 @@ def columns_of(samples: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
 
 
 def repeated(columns: Mapping[str, NDArray[Any]], times: int) -> dict[str, NDArray[Any]]:
-    """Every sample `times` times, one after another."""
+    """Repeat every sample `times` times."""
     return {name: np.repeat(column, times) for name, column in columns.items()}

@@ -1,18 +1,18 @@
-"""verl's advantage estimators, asked about rollouts or calls where verl asks about rows."""
+"""verl's advantage estimators, applied to rollouts or calls instead of rows."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
 
-# One number a sample, which all its trained tokens get. verl's function for it is asked with one
-# row a sample, so that into how many rows a rollout fell changes nothing.
+# Group estimators: one advantage per sample, for all its trained tokens. verl's function gets one
+# row per sample, so the number of rows of a rollout has no influence.
 OF_ROLLOUTS = frozenset(
     {
         "gpg",
@@ -25,12 +25,12 @@ OF_ROLLOUTS = frozenset(
         "rloo_vectorized",
     }
 )
-# These look at how many tokens a sample has.
+# These depend on the number of tokens of a sample.
 _BY_LENGTH = frozenset({"opo", "reinforce_plus_plus_baseline"})
-# The same numbers, but the vectorized ones round to float32 on the way.
+# Equal results, but the vectorized ones round to float32 in between.
 _COMPUTED_AS = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
 
-# What verl's estimators along tokens are given besides rewards, groups and the configuration.
+# Inputs of verl's token-level estimators besides rewards, groups and the configuration.
 _FURTHER = {
     "gae": ("values",),
     "optimal_token_baseline": ("old_log_probs", "sum_pi_squared", "rollout_is_weights"),
@@ -40,12 +40,12 @@ _FURTHER = {
 _OPTIONAL = {"rollout_is_weights"}
 
 REFUSED = {
-    "gdpo": "it needs several rewards a rollout, agents give one",
+    "gdpo": "it needs several rewards per rollout, agents give one",
     "remax": "it needs a greedy rollout of every sample besides the sampled ones",
 }
 
 
-def require_supported(config: Any) -> None:
+def require_supported(config: DictConfig) -> None:
     """Raise ValueError for an `algorithm.adv_estimator` that cannot be computed.
 
     Args:
@@ -79,14 +79,14 @@ def compare(
     groups: Sequence[Hashable],
     rewards: Sequence[float],
     n_tokens: Sequence[int],
-    algorithm: Mapping[str, Any],
+    algorithm: DictConfig,
 ) -> torch.Tensor:
-    """What an estimator of `OF_ROLLOUTS` gives each of S samples.
+    """(S,) advantages of S samples by a group estimator (`OF_ROLLOUTS`).
 
-    A sample that is alone in its group has nothing to be compared with: 0.
+    Singleton groups get advantage 0.
 
     Args:
-        groups: (S,) samples of one group are compared with each other.
+        groups: (S,) group of each sample; samples of one group are compared.
         rewards: (S,)
         n_tokens: (S,) trained tokens.
         algorithm: verl's `algorithm` group of the configuration.
@@ -127,45 +127,80 @@ def along_sequences(
     groups: Sequence[Hashable],
     rewards: torch.Tensor,
     mask: torch.Tensor,
-    algorithm: Any,
+    algorithm: DictConfig,
     further: Callable[[str], torch.Tensor | None],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What an estimator gives each token of S sequences of at most L tokens.
+    """Advantages and returns of S sequences of at most L tokens by a token-level estimator.
 
     Args:
-        groups: (S,) whose sequences are compared, if the estimator does so.
+        groups: (S,) group of each sequence, for estimators that compare.
         rewards: (S, L) float64.
         mask: (S, L) 1 on tokens.
         algorithm: verl's `algorithm` group of the configuration.
-        further: (S, L) of values, old_log_probs, sum_pi_squared or rollout_is_weights.
+        further: returns (S, L) values, old_log_probs, sum_pi_squared or rollout_is_weights by
+            name, None if absent.
 
     Returns:
         Advantages and returns, (S, L) float64.
 
     Raises:
-        ValueError: something that the estimator needs is missing.
+        ValueError: an input of the estimator is missing.
     """
-    estimator = str(algorithm["adv_estimator"])
     mask = mask.to(torch.float64)
     if mask.sum() < 2:  # verl whitens over the tokens
         return torch.zeros_like(rewards), torch.zeros_like(rewards)
+    return of_rows(
+        groups,
+        rewards,
+        mask,
+        algorithm,
+        lambda name: None if (values := further(name)) is None else values.to(torch.float64),
+    )
+
+
+def of_rows(
+    groups: Sequence[Hashable],
+    rewards: torch.Tensor,
+    mask: torch.Tensor,
+    algorithm: DictConfig,
+    further: Callable[[str], torch.Tensor | None],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages and returns of B rows by any estimator, as verl's own trainer calls it.
+
+    Args:
+        groups: (B,) group of each row.
+        rewards: (B, R) token-level rewards.
+        mask: (B, R) 1 on trained tokens.
+        algorithm, further: as for `along_sequences`, in the rows' shape.
+
+    Returns:
+        Advantages and returns, (B, R).
+
+    Raises:
+        ValueError: an input of the estimator is missing.
+    """
+    estimator = str(algorithm["adv_estimator"])
     options: dict[str, Any] = {}
     for name in _FURTHER.get(estimator, ()):
         values = further(name)
         if values is not None:
-            options[name] = values.to(torch.float64)
+            options[name] = values
         elif name not in _OPTIONAL:
             raise ValueError(f"algorithm.adv_estimator={estimator!r} needs {name} of every token")
     if estimator == "gae":
         options |= {"gamma": algorithm["gamma"], "lam": algorithm["lam"]}
     else:
-        options |= {"index": _objects(groups), "config": algorithm}
-    found: tuple[torch.Tensor, torch.Tensor] = get_adv_estimator_fn(estimator)(
+        options["index"] = _objects(groups)
+        if estimator == "grpo":
+            options["norm_adv_by_std_in_grpo"] = algorithm.get("norm_adv_by_std_in_grpo", True)
+        else:
+            options["config"] = algorithm
+    estimated: tuple[torch.Tensor, torch.Tensor] = get_adv_estimator_fn(estimator)(
         token_level_rewards=rewards, response_mask=mask, **options
     )
-    return found
+    return estimated
 
 
 def _objects(groups: Sequence[Hashable]) -> np.ndarray[Any, Any]:
-    """(S,) also of tuples."""
+    """(S,) objects; tuples stay tuples."""
     return np.fromiter(groups, dtype=object, count=len(groups))

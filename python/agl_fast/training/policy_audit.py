@@ -1,4 +1,4 @@
-"""Do the rollout servers hold the actor's weights? The steps' log-probs answer."""
+"""Audit of a run: detects servers with other weights than the actor's, from log-probs."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from omegaconf import DictConfig
 
 from agl_fast.training.audit import MIN_TOKENS, Audit, Gap
 from agl_fast.training.audit_scope import Precision, Scope, scope_of
 
 logger = logging.getLogger(__name__)
 
-# A gap may grow so many times over that of the first step.
+# Allowed growth of a gap over that of the first step.
 HEALTHY_GROWTH, BROKEN_GROWTH = 3.0, 4.0
-# An error of logits that grows so many times over the first step's is not rounding, even where
-# probabilities are all alike, as a random model's: their differences are small, whatever happens.
+# Growth of the error of logits that rounding cannot explain, even if probabilities are nearly
+# equal, as those of a random model, whose differences are always small.
 SUDDEN_GROWTH = 50.0
-# So many verdicts in a row end a run that does not compute in float32.
+# Consecutive verdicts that end a run which does not compute in float32.
 BROKEN_VERDICTS = 2
 
 
@@ -28,15 +29,17 @@ class PolicyMismatchError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A gap is too wide with a larger mean difference or a smaller correlation of probabilities
-    together with a larger error of logits, or with a far larger error of logits alone.
+    """Limit of a gap.
+
+    A gap exceeds it if the mean difference is larger or the correlation smaller, and the error of
+    logits is larger, too; or if the error of logits alone is far larger.
 
     Attributes:
         difference: mean |p - q|.
         correlation: of p and q.
-        of_logits: `Gap.of_logits`. Where probabilities are near 0 or 1, or all alike, it tells
-            rounding from other weights, which the first two do not.
-        of_logits_alone: likewise, whatever the first two are.
+        of_logits: `Gap.of_logits`. Unlike the first two, it distinguishes rounding from other
+            weights if probabilities are near 0 or 1, or nearly equal.
+        of_logits_alone: limit of `Gap.of_logits` that applies without the first two.
     """
 
     difference: float
@@ -45,10 +48,10 @@ class Limit:
     of_logits_alone: float
 
     def relative_to(self, first: Gap | None, growth: float, ceiling: Limit, floor: float) -> Limit:
-        """At least `growth` times the first step's gap, and never beyond the ceiling.
+        """The limit widened to `growth` times the first step's gap, at most to the ceiling.
 
-        An error of logits alone is too large, too, at `SUDDEN_GROWTH` times the first step's, from
-        `floor` on.
+        An error of logits alone also exceeds it at `SUDDEN_GROWTH` times the first step's, but not
+        below `floor`.
         """
         if first is None:
             return self
@@ -62,49 +65,51 @@ class Limit:
         )
 
     def is_exceeded_by(self, gap: Gap) -> bool:
-        """A correlation that is NaN exceeds nothing."""
+        """Whether the gap is too wide. A NaN correlation is not compared."""
         is_wide = gap.mean > self.difference or gap.correlation < self.correlation
         return gap.of_logits > self.of_logits_alone or (is_wide and gap.of_logits > self.of_logits)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """
+    """Limits of one precision.
+
     Attributes:
-        healthy: rounding explains less than this; more is a warning.
-        broken: rounding does not explain more than this.
+        healthy: rounding stays below; exceeding it is a warning.
+        broken: rounding cannot explain a gap beyond it.
     """
 
     healthy: Limit
     broken: Limit
 
 
-# Float32 sides agree to about 1e-6. Public pairs of bfloat16 trainers and servers differ by 0.004
-# on average and correlate by 0.998; with 8 bits, or other experts chosen, by several times as much.
+# Float32 sides agree to about 1e-6. Published pairs of bfloat16 trainers and servers have a mean
+# difference of 0.004 and a correlation of 0.998; with 8 bits, or other experts selected, several
+# times as much.
 _EXACT = Limit(1e-3, 0.99, 0.0, 0.02)
 LIMITS: Mapping[Precision, Limits] = {
     "float32": Limits(_EXACT, _EXACT),
     "16-bit": Limits(Limit(0.01, 0.99, 0.12, 0.5), Limit(0.04, 0.95, 0.3, 1.5)),
     "quantised": Limits(Limit(0.03, 0.96, 0.25, 1.0), Limit(0.06, 0.9, 0.35, 1.5)),
 }
-# However wide the first step's gap is.
+# Applies whatever the first step's gap is.
 CEILING = Limit(0.075, 0.85, 0.4, math.inf)
-# Where the first step has what a cut by top_k makes of probabilities.
+# With top_k, where the first step includes the effect of truncation.
 NO_CEILING = Limit(math.inf, -1.0, math.inf, math.inf)
 
 
 class PolicyAudit:
-    """Judges the steps of a run, one after the other.
+    """Judge the steps of a run in order.
 
-    Steps with few tokens add up until they have `MIN_TOKENS`. The first verdict is about policies
-    that should be equal: what they differ by is the precision's, and the baseline of the later
-    ones. A run that resumes makes a new one.
+    Steps with few tokens are accumulated until there are `MIN_TOKENS`. The first verdict compares
+    equal weights, so its gap is due to precision; it is the baseline of later verdicts. A resumed
+    run starts with a new audit.
 
     Args:
-        scope: what is compared.
+        scope: what can be compared.
 
     Attributes:
-        last: the gap of the last verdict; None: there was none.
+        last: the gap of the last verdict; None before the first one.
         first: the baseline.
     """
 
@@ -114,31 +119,31 @@ class PolicyAudit:
         self.last: Gap | None = None
         self._collected = Gap()
         self._bent = Gap()
-        self._said_bent: set[tuple[str, ...]] = set()
+        self._reported_bent: set[tuple[str, ...]] = set()
         self._n_broken = 0
 
     @classmethod
-    def of(cls, config: Any) -> PolicyAudit:
-        """For a run's configuration. It prints what cannot be compared."""
+    def of(cls, config: DictConfig) -> PolicyAudit:
+        """The audit of a run's configuration; prints what cannot be compared."""
         scope = scope_of(config)
         if str(scope):
             print(f"agl_fast: {scope}", flush=True)
         return cls(scope)
 
-    def judge(self, found: Audit) -> None:
-        """Take a step.
+    def judge(self, step: Audit) -> None:
+        """Judge a step.
 
         Raises:
-            PolicyMismatchError: the servers do not hold the actor's weights: in float32 after one
-                verdict, else after two in a row. Or the actor's log-probs are not numbers.
+            PolicyMismatchError: the servers do not hold the actor's weights (in float32 after one
+                verdict, else after two consecutive ones), or the actor's log-probs are not finite.
         """
-        if not found.is_finite:
+        if not step.is_finite:
             raise PolicyMismatchError(
-                f"the actor's log-probs of {found.everything.n_tokens} trained tokens are not all "
+                f"the actor's log-probs of {step.everything.n_tokens} trained tokens are not all "
                 "finite"
             )
-        self._judge_bent(found)
-        self._collected += found.gap
+        self._judge_bent(step)
+        self._collected += step.gap
         if self._collected.n_tokens < MIN_TOKENS or self.scope.incomparable is not None:
             return
         gap, self._collected = self._collected, Gap()
@@ -168,22 +173,22 @@ class PolicyAudit:
         if healthy.is_exceeded_by(gap):
             logger.warning("%s", self._message(gap, healthy))
 
-    def _judge_bent(self, found: Audit) -> None:
-        if not found.bent.n_tokens:
+    def _judge_bent(self, step: Audit) -> None:
+        if not step.bent.n_tokens:
             return
-        self._bent += found.bent
+        self._bent += step.bent
         limit = LIMITS[self.scope.precision].healthy
         if self._bent.n_tokens < MIN_TOKENS:
             return
         gap, self._bent = self._bent, Gap()
-        if limit.is_exceeded_by(gap) and found.bent_by not in self._said_bent:
-            self._said_bent.add(found.bent_by)
+        if limit.is_exceeded_by(gap) and step.bent_by not in self._reported_bent:
+            self._reported_bent.add(step.bent_by)
             logger.warning(
                 "Agents set %s: in %d trained tokens of such calls, probabilities of servers and "
                 "actor differ by %s. The servers' distribution is then not the actor's, so that "
                 "the loss's ratio is off. These calls are audited apart (training/audit/bent/*) "
                 "and never end the run.",
-                ", ".join(found.bent_by),
+                ", ".join(step.bent_by),
                 gap.n_tokens,
                 _apart(gap),
             )
@@ -203,7 +208,7 @@ class PolicyAudit:
         )
 
     def __str__(self) -> str:
-        """The last verdict, for the end of a run."""
+        """A sentence about the last verdict."""
         if self.scope.incomparable is not None:
             return str(self.scope)
         if self.last is None:

@@ -1,21 +1,13 @@
-"""verl's correction for what the servers sampled with another probability than the actor's."""
+"""verl's rollout correction: weights for the ratio between actor and servers, per call."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from omegaconf import DictConfig
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 
-from agl_fast.training.trained_tokens import (
-    Sequences,
-    TrainedTokens,
-    call_numbers,
-    on_trained,
-)
+from agl_fast.training.step_rows import Rows
+from agl_fast.training.trained_tokens import Sequences, TrainedTokens, on_trained
 
 Tensors = dict[str, torch.Tensor]
 
@@ -28,8 +20,8 @@ _OPTIONS = (
 )
 
 
-def require_supported(algorithm: Any) -> None:
-    """Raise ValueError for a correction that cannot be computed.
+def require_supported(algorithm: DictConfig) -> None:
+    """Raise ValueError for an unsupported rollout correction.
 
     Args:
         algorithm: verl's `algorithm` group of the configuration.
@@ -50,105 +42,92 @@ def require_supported(algorithm: Any) -> None:
         )
 
 
-def bypasses(
-    tensors: Mapping[str, torch.Tensor], columns: Mapping[str, NDArray[Any]], config: Any
-) -> bool:
-    """Whether the servers' log-probs stand for the actor's: `bypass_mode`, and none is missing."""
+def bypasses(rows: Rows, config: DictConfig) -> bool:
+    """Whether the servers' log-probs replace the actor's: `bypass_mode`, and none is missing."""
     correction = config.algorithm.get("rollout_correction") or {}
-    if not correction.get("bypass_mode") or "rollout_log_probs" not in tensors:
+    if not correction.get("bypass_mode") or "rollout_log_probs" not in rows.tensors:
         return False
-    by_call = _calls(tensors, columns, needed=False)
-    return _drops(config) or bool(_known(by_call, tensors).all())
+    return _drops(config) or bool(_known(_calls(rows, required=False), rows).all())
 
 
-def correct(
-    tensors: Mapping[str, torch.Tensor], columns: Mapping[str, NDArray[Any]], config: Any
-) -> tuple[Tensors, dict[str, float]]:
-    """Weights and rejections (`algorithm.rollout_correction`). A sequence is a call.
+def correct(rows: Rows, config: DictConfig) -> tuple[Tensors, dict[str, float]]:
+    """Importance weights and rejections (`algorithm.rollout_correction`). A sequence is a call.
 
-    Calls without log-probs (`agentlightning.missing_rollout_log_probs`): recompute: they count as
-    sampled by the actor; drop: they are not trained. With `bypass_mode` the servers' log-probs take
-    the place of the actor's, so that the loss's ratio is the correction.
+    Calls without log-probs, by `agentlightning.missing_rollout_log_probs`: `recompute` assumes the
+    actor's probabilities; `drop` does not train them. With `bypass_mode` the servers' log-probs
+    replace the actor's, so that the loss's ratio is the correction.
 
     Args:
-        tensors: (B, R) response_mask, old_log_probs, rollout_log_probs if any call has some, and
-            call_index where a row may hold several calls and they are weighed or rejected whole.
+        rows: with old_log_probs; rollout_log_probs if any call has some; call_index if a row may
+            hold several calls and whole calls are weighted or rejected.
 
     Returns:
-        What changes: response_mask, rollout_log_probs, old_log_probs, rollout_is_weights, (B, R)
-        each; and `rollout_corr/*`.
+        The changed tensors, (B, R) each: response_mask, rollout_log_probs, old_log_probs,
+        rollout_is_weights; and metrics `rollout_corr/*`.
 
     Raises:
-        ValueError: the batch does not say which call sampled a token, or no call is left.
+        ValueError: the batch does not record which call sampled a token, or no call is left.
     """
     correction = config.algorithm.get("rollout_correction") or {}
     drops = _drops(config)
-    given = tensors.get("rollout_log_probs")
-    if given is None and not drops:
+    log_probs = rows.tensors.get("rollout_log_probs")
+    if log_probs is None and not drops:
         return {}, {}
-    by_call = _calls(tensors, columns, needed=_looks_at_calls(correction))
-    known = _known(by_call, tensors)
-    if given is None or (drops and not known.any()):
+    by_call = _calls(rows, required=_depends_on_calls(correction))
+    known = _known(by_call, rows)
+    if log_probs is None or (drops and not known.any()):
         raise ValueError(
             "no call of this step has log-probs, so that "
             "agentlightning.missing_rollout_log_probs='drop' leaves nothing to train"
         )
-    response_mask = tensors["response_mask"]
+    response_mask, old_log_probs = rows.response_mask, rows.tensors["old_log_probs"]
     metrics = {"training/n_calls_without_log_probs": float((~known).sum())}
     known_tokens = by_call.scatter(known[:, None].expand(by_call.shape), response_mask)
     if drops:
         response_mask = known_tokens
     else:
-        given = torch.where(known_tokens.bool(), given, tensors["old_log_probs"])
-    given = on_trained(given, response_mask)
-    changed = {"response_mask": response_mask, "rollout_log_probs": given}
+        log_probs = torch.where(known_tokens.bool(), log_probs, old_log_probs)
+    log_probs = on_trained(log_probs, response_mask)
+    changed = {"response_mask": response_mask, "rollout_log_probs": log_probs}
     if correction.get("bypass_mode"):
-        return changed | {"old_log_probs": given}, metrics
+        return changed | {"old_log_probs": log_probs}, metrics
     if not correction:
         return changed, metrics
 
-    weights, kept, found = compute_rollout_correction_and_rejection_mask(
-        old_log_prob=by_call.gather(tensors["old_log_probs"]),
-        rollout_log_prob=by_call.gather(given),
+    weights, kept, of_verl = compute_rollout_correction_and_rejection_mask(
+        old_log_prob=by_call.gather(old_log_probs),
+        rollout_log_prob=by_call.gather(log_probs),
         response_mask=by_call.gather(response_mask),
         **{name: correction[name] for name in _OPTIONS if name in correction},
     )
     changed["response_mask"] = by_call.scatter(kept, response_mask)
     if weights is not None:
-        changed["rollout_is_weights"] = by_call.scatter(weights.batch["rollout_is_weights"], given)
-    return changed, metrics | found
+        importance = weights.batch["rollout_is_weights"]
+        changed["rollout_is_weights"] = by_call.scatter(importance, log_probs)
+    return changed, metrics | of_verl
 
 
-def _calls(
-    tensors: Mapping[str, torch.Tensor], columns: Mapping[str, NDArray[Any]], *, needed: bool
-) -> Sequences:
-    """Where the batch does not tell calls apart and nothing depends on it: rows."""
-    n_rows = len(tensors["response_mask"])
-    tells_calls = "call_index" in tensors or "turn_index_list" in columns
-    of_row = (columns["rollout_id_list"] if tells_calls or needed else np.arange(n_rows)).tolist()
-    numbers = (
-        call_numbers(tensors, columns)
-        if tells_calls or needed
-        else torch.zeros_like(tensors["response_mask"])
-    )
-    tokens = TrainedTokens.of(
-        tensors["response_mask"], numbers, of_row, list(dict.fromkeys(of_row))
-    )
-    return tokens.by_call()[0]
+def _calls(rows: Rows, *, required: bool) -> Sequences:
+    """The trained tokens as calls; as rows if calls are unknown and not required."""
+    if rows.call_index is not None or required:
+        return rows.trained_tokens(by_call=True).by_call()[0]
+    numbers = range(len(rows))
+    no_calls = torch.zeros_like(rows.response_mask)
+    return TrainedTokens.of(rows.response_mask, no_calls, numbers, numbers).by_call()[0]
 
 
-def _known(by_call: Sequences, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """(calls,) bool: which have log-probs. One that is certain of every token looks as if not."""
-    given = tensors.get("rollout_log_probs")
-    if given is None:
+def _known(by_call: Sequences, rows: Rows) -> torch.Tensor:
+    """(calls,) bool: calls with log-probs. All zeros count as missing."""
+    log_probs = rows.tensors.get("rollout_log_probs")
+    if log_probs is None:
         return torch.zeros(by_call.shape[0], dtype=torch.bool)
-    return by_call.gather(given).ne(0).any(dim=1)
+    return by_call.gather(log_probs).ne(0).any(dim=1)
 
 
-def _drops(config: Any) -> bool:
+def _drops(config: DictConfig) -> bool:
     return bool(config.get("agentlightning", {}).get("missing_rollout_log_probs") == "drop")
 
 
-def _looks_at_calls(correction: Any) -> bool:
+def _depends_on_calls(correction: DictConfig) -> bool:
     rejects_by = str(correction.get("rollout_rs") or "")
     return correction.get("rollout_is") == "sequence" or "seq_" in rejects_by

@@ -1,49 +1,33 @@
-"""The numbers that verl and Agent-lightning log about a step's rows."""
+"""Metrics of verl and Agent-lightning about the rows of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
-from omegaconf import OmegaConf
 from verl import DataProto
 from verl.trainer.ppo.metric_utils import compute_data_metrics
 
-import agl_fast
+from agl_fast.rows.options import RowOptions
+from agl_fast.training.step_rows import Rows
 from agl_fast.training.trained_tokens import on_trained
 
 
 def configured_widths(config: Any) -> tuple[int, int]:
-    """P and R of the configured level, which a trimmed batch does not show.
-
-    At level tree, where rows have no such widths, those of a call.
-    """
-    aggregator = OmegaConf.select(config, "agentlightning.trace_aggregator")
-    if aggregator is not None and aggregator.level.startswith("trajectory"):
-        return (
-            aggregator.trajectory_max_prompt_length,
-            aggregator.trajectory_max_response_length,
-        )
-    return config.data.max_prompt_length, config.data.max_response_length
+    """P and R of the configured level, also where batches are trimmed; at level tree a call's."""
+    options = RowOptions.from_config(config)
+    return options.max_prompt_length, options.max_response_length
 
 
 def row_limits(config: Any) -> tuple[int, int]:
-    """As many tokens as the prompt and the response of a row may have."""
-    aggregator = OmegaConf.select(config, "agentlightning.trace_aggregator")
-    if aggregator is not None and aggregator.level == "tree":
-        return aggregator.tree_max_tokens, aggregator.tree_max_tokens
-    return configured_widths(config)
+    """Most tokens of a row's prompt, and of its response."""
+    return RowOptions.from_config(config).row_limits
 
 
 def total_limit(config: Any) -> int | None:
-    """As many tokens as a row may have in all; None: as prompt and response together may."""
-    aggregator = OmegaConf.select(config, "agentlightning.trace_aggregator")
-    if aggregator is None or aggregator.level != "trajectory":
-        return None
-    limit: int | None = aggregator.get("trajectory_max_total_length")
-    return limit
+    """Most tokens of a row's prompt and response together; None: no limit of its own."""
+    return RowOptions.from_config(config).max_total_length
 
 
 def data_metrics(
@@ -54,18 +38,18 @@ def data_metrics(
     suffix: str,
     total: int | None = None,
 ) -> dict[str, float]:
-    """verl's numbers about scores, rewards, advantages, returns and lengths, each with `suffix`.
+    """verl's metrics of scores, rewards, advantages, returns and lengths, each with `suffix`.
 
-    `response_length/*` counts a row's sampled tokens, `context_length/*` the others behind its
-    first prompt: tool results, users, what other rows train.
+    `response_length/*` counts a row's sampled tokens, `context_length/*` its other response tokens:
+    tool results, user messages, tokens trained in other rows.
 
     Args:
-        tensors: (B, …) of the rows, with token_level_scores, token_level_rewards, advantages and
-            returns, and with values where there is a critic; `sampled`, 1 on sampled tokens, where
-            `response_mask` leaves some of them out.
-        widths: P and R as configured: rows as long as these were clipped.
-        suffix: `_before_processing` for all rows, `_after_processing` for those that are trained.
-        total: the limit on prompt and response together, if there is one.
+        tensors: (B, …), with token_level_scores, token_level_rewards, advantages and returns; with
+            values if there is a critic; with `sampled`, 1 on sampled tokens, if `response_mask`
+            excludes some of them.
+        widths: P and R as configured; rows of these lengths count as clipped.
+        suffix: `_before_processing` for all rows, `_after_processing` for trained rows.
+        total: limit on prompt plus response, if there is one.
     """
     n_prompt, n_response, n_sampled = row_lengths(tensors)
     sampled = tensors.get("sampled", tensors["response_mask"])
@@ -76,41 +60,37 @@ def data_metrics(
     # verl takes lengths of this name before it counts itself.
     lengths = {"prompt_length": n_prompt.float(), "response_length": n_sampled.float()}
     rows = DataProto.from_dict(tensors={**tensors, **rewards, **lengths})
-    found = compute_data_metrics(rows, use_critic=use_critic)
-    found["prompt_length/clip_ratio"] = (n_prompt >= widths[0]).double().mean()
+    metrics = compute_data_metrics(rows, use_critic=use_critic)
+    metrics["prompt_length/clip_ratio"] = (n_prompt >= widths[0]).double().mean()
     is_clipped = n_response >= widths[1]
     if total is not None:
         is_clipped |= n_prompt + n_response >= total
     clipped = is_clipped.double().mean()  # no row is without a response
-    found["response_length/clip_ratio"] = clipped
-    found["response_length_non_aborted/clip_ratio"] = clipped
+    metrics["response_length/clip_ratio"] = clipped
+    metrics["response_length_non_aborted/clip_ratio"] = clipped
     context = (n_response - n_sampled).double()
-    found |= {f"context_length/{name}": value for name, value in _spread(context).items()}
-    return {f"{name}{suffix}": float(value) for name, value in found.items()}
+    metrics |= {f"context_length/{name}": value for name, value in _spread(context).items()}
+    return {f"{name}{suffix}": float(value) for name, value in metrics.items()}
 
 
-def rollout_metrics(
-    tensors: Mapping[str, torch.Tensor],
-    columns: Mapping[str, NDArray[Any]],
-    rollouts: Sequence[agl_fast.RolloutEntry],
-) -> dict[str, float]:
-    """verl's `critic/*`, `prompt_length/*` and `response_length/*` under their own names.
+def rollout_metrics(rows: Rows) -> dict[str, float]:
+    """verl's `critic/*`, `prompt_length/*` and `response_length/*`, with rollouts as sequences.
 
-    verl's sequence is a rollout here, so that the level changes nothing: scores, rewards and
-    `response_length/*` (sampled tokens) are of every rollout of the step, `prompt_length/*` is the
-    first prompt of its first row. Clipped is a rollout that lost sampled tokens to a limit, aborted
-    one without a row. Advantages, returns and values are of trained tokens, as verl's are.
+    So the level has no influence. Scores, rewards and `response_length/*` (sampled tokens) are over
+    all rollouts of the step; `prompt_length/*` is the first prompt of a rollout's first row. A
+    rollout that lost sampled tokens to a limit counts as clipped, one without a row as aborted.
+    Advantages, returns and values are over trained tokens, as in verl.
 
     Args:
-        tensors: (B, R) token_level_scores, token_level_rewards, response_mask, advantages, returns,
-            and the rows' ids and masks; `sampled` as for `data_metrics`; values with a critic.
-        columns: (B,) rollout_id_list.
+        rows: with token_level_rewards, advantages and returns; `sampled` as for `data_metrics`;
+            values with a critic.
     """
+    tensors, rollouts = rows.tensors, rows.rollouts
     n_prompt, _, n_sampled = row_lengths(tensors)
     sampled = tensors.get("sampled", tensors["response_mask"])
     change = on_trained(tensors["token_level_rewards"] - tensors["token_level_scores"], sampled)
     of_id = {rollout.rollout_id: number for number, rollout in enumerate(rollouts)}
-    owner = torch.tensor([of_id[each] for each in columns["rollout_id_list"].tolist()])
+    owner = torch.tensor([of_id[each] for each in rows.rollout_of_row])
     scores = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64)
     rewards = scores.index_add(0, owner, change.double().sum(dim=1))
     lengths = torch.zeros(len(rollouts), dtype=torch.float64).index_add(
@@ -152,7 +132,7 @@ def rollout_metrics(
 def row_lengths(
     tensors: Mapping[str, torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(B,) each: tokens of the prompt, of the response, and sampled ones among the latter."""
+    """(B,) each: prompt tokens, response tokens, sampled response tokens."""
     width = tensors["prompts"].shape[1]
     attended = tensors["attention_mask"]
     sampled = tensors.get("sampled", tensors["response_mask"])
@@ -170,12 +150,12 @@ def _spread(values: torch.Tensor) -> dict[str, float]:
 def in_all_rows(
     kept: torch.Tensor, values: Mapping[str, torch.Tensor], keys: tuple[str, ...]
 ) -> dict[str, torch.Tensor]:
-    """Values of the kept rows among all rows, 0 on the others.
+    """Values of the kept rows scattered to all rows, 0 elsewhere.
 
     Args:
         kept: (B,) bool.
         values: by name, (kept rows, R) each.
-        keys: those to take, if they are there.
+        keys: names to scatter; absent ones are skipped.
     """
     placed = {}
     for key in keys:

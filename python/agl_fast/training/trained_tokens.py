@@ -1,8 +1,8 @@
-"""The trained tokens of a batch as sequences, of rollouts or of calls, whatever their rows."""
+"""The trained tokens of a batch as sequences of rollouts or calls, independent of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,19 +14,19 @@ Numbers = NDArray[np.int64]
 
 
 def on_trained(values: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """(B, R) of values, 0 where the mask is 0, also where a value there is NaN or infinite."""
+    """(B, R) of values, 0 where the mask is 0, also for NaN and infinity."""
     return torch.where(response_mask.bool(), values, torch.zeros_like(values))
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """S sequences of the N trained tokens, L in the longest.
+    """The N trained tokens as S sequences of at most L tokens.
 
     Attributes:
-        position: (N,) where each token stands in (B, R) read row by row; sequence after sequence.
-        number: (N,) which sequence it belongs to.
-        place: (N,) how many tokens of its sequence precede it.
-        lengths: (S,) tokens, also 0.
+        position: (N,) index of each token in the flattened (B, R), sequence after sequence.
+        number: (N,) index of its sequence.
+        place: (N,) index of the token in its sequence.
+        lengths: (S,) tokens of each sequence; may be 0.
     """
 
     position: Numbers
@@ -51,13 +51,13 @@ class Sequences:
         return torch.arange(self.shape[1]) < torch.from_numpy(self.lengths)[:, None]
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """(S, L) of values (B, R), 0 where no token is."""
+        """(S, L) of values (B, R), 0 beyond a sequence's end."""
         gathered = values.new_zeros(self.shape)
         gathered[self.number, self.place] = values.reshape(-1)[self.position]
         return gathered
 
     def scatter(self, values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """Shape and dtype of `like` (B, R), of values (S, L), 0 on what is not trained."""
+        """(B, R) of values (S, L) with the dtype of `like` (B, R), 0 on untrained tokens."""
         scattered = torch.zeros_like(like)
         tokens = values[self.number, self.place].to(like.dtype)
         scattered.view(-1)[torch.from_numpy(self.position)] = tokens
@@ -66,13 +66,13 @@ class Sequences:
 
 @dataclass(frozen=True)
 class TrainedTokens:
-    """N tokens, rollout after rollout, each in the order of its calls.
+    """The N trained tokens, rollout after rollout, in the order of the rollout's calls.
 
     Attributes:
-        position: (N,) where each stands in (B, R) read row by row.
-        rollout: (N,) number of its rollout.
+        position: (N,) index of each token in the flattened (B, R).
+        rollout: (N,) index of its rollout.
         call: (N,) index of the call that sampled it.
-        n_rollouts: also those without a trained token.
+        n_rollouts: number of rollouts, with or without trained tokens.
     """
 
     position: Numbers
@@ -91,12 +91,12 @@ class TrainedTokens:
         """
         Args:
             response_mask: (B, R) 1 on trained tokens.
-            call_index: (B, R) of them.
-            rollout_of_row: (B,) rollout_id.
-            rollout_ids: of every rollout; their order numbers them.
+            call_index: (B, R) call that sampled each of them.
+            rollout_of_row: (B,) rollout ids.
+            rollout_ids: ids of all rollouts, in the order of their indices.
         """
         numbers = {rollout_id: number for number, rollout_id in enumerate(rollout_ids)}
-        of_row = np.array([numbers[each] for each in rollout_of_row], dtype=np.int64)
+        of_row = np.array([numbers[rollout_id] for rollout_id in rollout_of_row], dtype=np.int64)
         row, column = response_mask.numpy().nonzero()
         position = row * response_mask.shape[1] + column
         rollout, call = of_row[row], call_index.numpy()[row, column].astype(np.int64)
@@ -104,33 +104,14 @@ class TrainedTokens:
         return cls(position[order], rollout[order], call[order], len(rollout_ids))
 
     def by_rollout(self) -> Sequences:
-        """One sequence a rollout: its calls one after another."""
+        """One sequence per rollout: its calls concatenated."""
         return Sequences.of(self.position, self.rollout, self.n_rollouts)
 
     def by_call(self) -> tuple[Sequences, Numbers, Numbers]:
-        """One sequence for each call that has a trained token: (C, …), their rollouts and calls."""
+        """One sequence per call with a trained token; (C,) rollout and call of each sequence."""
         begins = np.ones(len(self.position), dtype=bool)
         begins[1:] = (np.diff(self.rollout) != 0) | (np.diff(self.call) != 0)
         number = np.cumsum(begins) - 1
         n_calls = int(begins.sum())
         sequences = Sequences.of(self.position, number, n_calls)
         return sequences, self.rollout[begins], self.call[begins]
-
-
-def call_numbers(
-    tensors: Mapping[str, torch.Tensor], columns: Mapping[str, NDArray[Any]]
-) -> torch.Tensor:
-    """(B, R) the call of each trained token.
-
-    Raises:
-        ValueError: the batch does not say which call sampled a token.
-    """
-    if "call_index" in tensors:
-        return tensors["call_index"]
-    if "turn_index_list" in columns:  # level transition: a row is a call
-        turns = torch.from_numpy(np.asarray(columns["turn_index_list"], dtype=np.int64))
-        return turns[:, None].expand(tensors["response_mask"].shape)
-    raise ValueError(
-        "the batch has no call_index: build it with call_index=True, as the tokens of a rollout "
-        "are ordered by the calls that sampled them"
-    )

@@ -1,4 +1,7 @@
-"""`AgentLightningTrainer`: verl's trainer, whose rollouts are agents' runs."""
+"""`AgentLightningTrainer`: verl's trainer with agent rollouts.
+
+The only module that depends on verl's RayPPOTrainer, which verl has deprecated.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pprint import pprint
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,50 +25,52 @@ import agl_fast
 from agl_fast.proxy.answer_checks import ModelLimits
 from agl_fast.rollouts import AgentModeDaemon, ValidatedRollout, validation_metrics
 from agl_fast.training.checkpoints import last_whole_checkpoint
-from agl_fast.training.closing import closing_lines, note_worst_audit
 from agl_fast.training.credit import credit_assignment
 from agl_fast.training.datasets import columns_of, repeated
-from agl_fast.training.empty_steps import EmptySteps
 from agl_fast.training.policy_audit import PolicyAudit
 from agl_fast.training.run_recording import padding_token_id, run_recorder, token_summary
-from agl_fast.training.step import PpoStep, ppo_step, step_without_rows
+from agl_fast.training.run_summary import EmptySteps, closing_lines, note_worst_audit
+from agl_fast.training.step import PpoStep, ppo_step, step_without_rows, timed
 from agl_fast.training.step_metrics import configured_widths
-from agl_fast.training.timing import timed
+from agl_fast.training.step_rows import Rows
 from agl_fast.training.worker_groups import WorkerGroups
 from agl_fast.verl.config.servers import served_model_name
 from agl_fast.verl.supervision.deadlines import Deadlines
 from agl_fast.verl.supervision.watch import ServersAlive, WorkersAlive, watched
 
+if TYPE_CHECKING:  # imported later, after agl_fast.rollouts has silenced litellm
+    from agentlightning import LightningStore, LLMProxy
+    from agentlightning.adapter import TraceAdapter
+
 logger = logging.getLogger(__name__)
 
 
 class AgentLightningTrainer(RayPPOTrainer):
-    """Trains the model behind an agent.
+    """Train the model behind an agent.
 
-    A step: the daemon runs the samples through the agents, their calls come back as rows,
-    `ppo_step` learns from them, the servers get the new weights. A subclass may replace any of
-    `sample`, `learn`, `sync_weights` and `validate`.
+    A step: the daemon runs the samples through the agents and returns their calls as a batch,
+    `ppo_step` updates the model, the servers get the new weights. A subclass may override `sample`,
+    `learn`, `sync_weights` and `validate`.
 
     Args:
-        store, llm_proxy, adapter: Agent-lightning's, for the daemon. No store: mode v0.
-        daemon_cls: makes the daemon; `AgentModeDaemon`, or a class with its methods.
-        train_dataset, val_dataset: samples as dictionaries, by index. Without a val_dataset there
-            is no validation.
-        arguments: of verl's RayPPOTrainer.
-
+        store, llm_proxy, adapter: Agent-lightning's, for the daemon. Without a store: mode v0.
+        daemon_cls: `AgentModeDaemon`, or a class with its methods.
+        train_dataset, val_dataset: sequences of samples as dictionaries. Without a val_dataset
+            there is no validation.
+        arguments: keyword arguments of verl's RayPPOTrainer.
     """
 
-    # Level tree cannot train the run's model or settings.
+    # Level tree does not support the run's model or settings.
     tree_is_refused = False
-    # Of this process: a run that resumes has a new one, whose first step is the baseline again.
+    # Not saved in checkpoints: after a resume, the first step is the baseline again.
     policy_audit: PolicyAudit | None = None
     model_limits: ModelLimits | None = None
 
     def __init__(
         self,
-        store: Any,
-        llm_proxy: Any,
-        adapter: Any,
+        store: LightningStore | None,
+        llm_proxy: LLMProxy | None,
+        adapter: TraceAdapter[Any] | None,
         daemon_cls: type[Any] = AgentModeDaemon,
         *,
         train_dataset: Any,
@@ -82,7 +87,7 @@ class AgentLightningTrainer(RayPPOTrainer):
         self.validates = val_dataset is not None
         super().__init__(
             train_dataset=train_dataset,
-            # verl's data loader wants one.
+            # verl's data loader requires one.
             val_dataset=val_dataset if self.validates else train_dataset,
             **arguments,
         )
@@ -93,11 +98,11 @@ class AgentLightningTrainer(RayPPOTrainer):
         """Train until the last step, or only validate (`trainer.val_only`).
 
         Raises:
-            EmptyBatchError: too many steps in a row had nothing to train on.
+            EmptyBatchError: too many consecutive empty steps.
             NothingTrainedError: the run ended, and every step was empty.
             PolicyMismatchError: the servers sample with other weights than the actor's.
             RuntimeError: a server or worker died; its error is the cause.
-            TimeoutError: something took too long.
+            TimeoutError: a deadline passed.
         """
         self.servers_alive = ServersAlive(
             self.llm_server_manager.get_addresses(),
@@ -124,11 +129,11 @@ class AgentLightningTrainer(RayPPOTrainer):
             self.agent_mode_daemon.start()
             try:
                 self._fit()
-                self.empty_steps.require_learning()
+                self.empty_steps.require_updates()
             finally:
                 if hasattr(self.agent_mode_daemon, "stop"):
                     self.agent_mode_daemon.stop()
-                self._say_where_tokens_went()
+                self._report_tokens()
             exit_code = 0
         finally:
             self._shutdown_dump_executor()
@@ -211,33 +216,38 @@ class AgentLightningTrainer(RayPPOTrainer):
         return step, metrics
 
     def sample(self, columns: dict[str, NDArray[Any]]) -> tuple[agl_fast.Batch, dict[str, float]]:
-        """Run the samples through the agents.
+        """Run the samples through the agents, then put the servers to sleep.
 
         Returns:
-            Their rows, and `training/*`.
+            The batch of their calls, and metrics `training/*`.
 
         Raises:
-            EmptyBatchError: there are no rows. The servers sleep then as well.
+            EmptyBatchError: no rollout gave a row.
         """
         self._run_agents(columns, is_train=True)
         try:
-            rows = self._rows()
+            sampled = self._batch()
         except agl_fast.EmptyBatchError:
             self._end_sampling()
             raise
         self._end_sampling()
-        return rows
+        return sampled
 
-    def _rows(self) -> tuple[agl_fast.Batch, dict[str, float]]:
-        widths = configured_widths(self.config)
+    def _batch(self) -> tuple[agl_fast.Batch, dict[str, float]]:
         daemon = self.agent_mode_daemon
-        rows, metrics = daemon.get_train_data_batch(
-            max_prompt_length=widths[0],
-            max_response_length=widths[1],
-            device="cpu",
-            global_steps=self.global_steps,
-        )
-        # A subclass of the daemon may have changed the rows.
+        widths = configured_widths(self.config)
+        arguments = {
+            "max_prompt_length": widths[0],
+            "max_response_length": widths[1],
+            "device": "cpu",
+            "global_steps": self.global_steps,
+        }
+        get = getattr(daemon.get_train_data_batch, "__func__", None)
+        if get is AgentModeDaemon.get_train_data_batch:
+            batch, metrics = daemon.training_batch(**arguments)
+            return batch, metrics
+        # An override may return other rows than those of its last batch.
+        rows, metrics = daemon.get_train_data_batch(**arguments)
         batch = replace(
             daemon.last_batch,
             tensors=dict(rows.batch.items()),
@@ -252,7 +262,7 @@ class AgentLightningTrainer(RayPPOTrainer):
             self.checkpoint_manager.sleep_replicas()
 
     def learn(self, batch: agl_fast.Batch, *, n_rollouts: int) -> PpoStep:
-        """One `ppo_step`, with this trainer's workers."""
+        """Run one `ppo_step` with this trainer's workers."""
         if self.policy_audit is None:
             self.policy_audit = PolicyAudit.of(self.config)
         self.servers_alive.begin()
@@ -279,7 +289,7 @@ class AgentLightningTrainer(RayPPOTrainer):
         )
 
     def sync_weights(self) -> None:
-        """Send the actor's weights to the servers, which wakes them up."""
+        """Send the actor's weights to the servers and wake them up."""
         what = f"the weight sync after step {self.global_steps}"
         self.servers_alive.begin()
         with watched(what, self.deadlines().sync, self.servers_alive):
@@ -287,10 +297,10 @@ class AgentLightningTrainer(RayPPOTrainer):
         self.synced_steps = self.global_steps
 
     def validate(self) -> dict[str, float]:
-        """Run all of val_dataset, `val_kwargs.n` rollouts a sample.
+        """Run the agents on val_dataset, `val_kwargs.n` rollouts per sample.
 
         Returns:
-            `val/*` over all of them, and verl's `val-core/*` and `val-aux/*`.
+            `val/*` over all rollouts, and verl's `val-core/*` and `val-aux/*`.
         """
         validated: list[ValidatedRollout] = []
         metrics: dict[str, float] = {}
@@ -302,35 +312,35 @@ class AgentLightningTrainer(RayPPOTrainer):
             validated += self.agent_mode_daemon.validated_rollouts
             n_batches += 1
             self.agent_mode_daemon.clear_data_and_server()
-        # One batch: also what a subclass of the daemon makes of it.
-        ours = metrics if n_batches == 1 else validation_metrics(validated)
-        return ours | self._validation_as_verl_names_it(validated)
+        # A subclass of the daemon may add metrics to those of its batch.
+        of_rollouts = metrics if n_batches == 1 else validation_metrics(validated)
+        return of_rollouts | self._verl_validation_metrics(validated)
 
-    def _validation_as_verl_names_it(self, validated: Sequence[ValidatedRollout]) -> dict[str, Any]:
-        """`val-core/{data_source}/reward/mean@n`, …: rewards, `n` rollouts of each sample.
+    def _verl_validation_metrics(self, validated: Sequence[ValidatedRollout]) -> dict[str, Any]:
+        """`val-core/{data_source}/reward/mean@n`, …: rewards of the `n` rollouts of each sample.
 
-        `val-aux/num_turns/*` counts calls. A sample without data_source is of "unknown".
+        `val-aux/num_turns/*` counts calls. The default data_source is "unknown".
         """
         times = self.config.actor_rollout_ref.rollout.val_kwargs.n
-        found: dict[str, Any] = RayPPOTrainer._val_metrics_update(
+        metrics: dict[str, Any] = RayPPOTrainer._val_metrics_update(
             self,
             [each.data_source or "unknown" for each in validated],
             [index // times for index in range(len(validated))],
             {"reward": [each.reward for each in validated]},
             [np.array([len(each.response_lengths) for each in validated])] if validated else [],
         )
-        return {name: float(value) for name, value in found.items()}
+        return {name: float(value) for name, value in metrics.items()}
 
     def deadlines(self) -> Deadlines:
-        """The run's limits. A model that is downloaded at the start has a size afterwards."""
+        """The run's deadlines; some depend on the model's size, known after its download."""
         return Deadlines.of(self.config)
 
     def check_while_sampling(self) -> None:
-        """Raise RuntimeError where a server or a worker is dead."""
+        """Raise RuntimeError if a server or a worker is dead."""
         self.servers_alive()
         self.workers_alive()
 
-    def _say_where_tokens_went(self) -> None:
+    def _report_tokens(self) -> None:
         if self.token_summary.is_noteworthy:
             logger.warning("%s", self.token_summary)
         elif self.token_summary.n_steps:
@@ -340,8 +350,8 @@ class AgentLightningTrainer(RayPPOTrainer):
             print(f"agl_fast: {line}", flush=True)
 
     def make_daemon(self) -> Any:
-        """The daemon, made with Agent-lightning 0.3's keywords, and with ours if it takes them."""
-        ours = self.config.agentlightning
+        """Make the daemon with Agent-lightning 0.3's keywords, and agl_fast's that it accepts."""
+        settings = self.config.agentlightning
         rollout = self.config.actor_rollout_ref.rollout
         pad_token_id = padding_token_id(self.tokenizer)
         keywords: dict[str, Any] = {
@@ -355,41 +365,43 @@ class AgentLightningTrainer(RayPPOTrainer):
             "tokenizer": self.tokenizer,
             "mini_batch_size": self.config.actor_rollout_ref.actor.ppo_mini_batch_size,
             "pad_token_id": pad_token_id,
-            "reward_fillna_value": ours.reward_fillna_value,
-            "llm_timeout_seconds": ours.llm_timeout_seconds,
+            "reward_fillna_value": settings.reward_fillna_value,
+            "llm_timeout_seconds": settings.llm_timeout_seconds,
             "mode": "v1" if self.store is not None else "v0",
             "llm_proxy": self.llm_proxy,
             "store": self.store,
             "adapter": self.adapter,
             "processor": self.processor,
             "image_base_dir": self.config.data.get("image_base_dir"),
-            "trace_aggregator": OmegaConf.to_container(ours.trace_aggregator, resolve=True),
+            "trace_aggregator": OmegaConf.to_container(settings.trace_aggregator, resolve=True),
         }
         further: dict[str, Any] = {
-            "rollout_deadline_seconds": ours.rollout_deadline_seconds,
-            "runner_silent_seconds": ours.runner_silent_seconds,
-            "first_runner_seconds": ours.first_runner_seconds,
-            "failed_rollouts": ours.failed_rollouts,
-            "sampling": ours.sampling,
+            "rollout_deadline_seconds": settings.rollout_deadline_seconds,
+            "runner_silent_seconds": settings.runner_silent_seconds,
+            "first_runner_seconds": settings.first_runner_seconds,
+            "failed_rollouts": settings.failed_rollouts,
+            "sampling": settings.sampling,
             "validation_sampling": {
                 name: rollout.val_kwargs[name] for name in ("temperature", "top_p", "top_k")
             },
             "max_tokens": self.config.data.max_response_length,
-            "proxy_settings": OmegaConf.to_container(ours.proxy, resolve=True),
-            "credit": credit_assignment(ours),
+            "proxy_settings": OmegaConf.to_container(settings.proxy, resolve=True),
+            "credit": credit_assignment(settings),
             "check": self.check_while_sampling,
             "deadlines": self.deadlines(),
             "run_recorder": run_recorder(self.config, pad_token_id),
             "model_limits": self.model_limits,
         }
-        taken = _those_taken(self.daemon_cls, further)
-        if "credit" not in taken and (ours.rollout_hook is not None or ours.credit != "identical"):
+        accepted = _accepted_keywords(self.daemon_cls, further)
+        if "credit" not in accepted and (
+            settings.rollout_hook is not None or settings.credit != "identical"
+        ):
             raise TypeError(
-                f"agentlightning.rollout_hook={ours.rollout_hook!r} and "
-                f"credit={ours.credit!r} need a daemon that takes `credit`: {self.daemon_cls!r} "
-                "does not"
+                f"agentlightning.rollout_hook={settings.rollout_hook!r} and "
+                f"credit={settings.credit!r} need a daemon that takes `credit`: "
+                f"{self.daemon_cls!r} does not"
             )
-        return self.daemon_cls(ours.port, rollout.n, **keywords, **taken)
+        return self.daemon_cls(settings.port, rollout.n, **keywords, **accepted)
 
     def _run_agents(self, columns: Mapping[str, NDArray[Any]], *, is_train: bool) -> None:
         daemon = self.agent_mode_daemon
@@ -400,20 +412,19 @@ class AgentLightningTrainer(RayPPOTrainer):
         )
         daemon.run_until_all_finished()
 
-    def _dump_rows(self, rows: DataProto, folder: str) -> None:
-        """Text of the trained rows, as verl writes it."""
+    def _dump_rows(self, rows: Rows, folder: str) -> None:
+        """Write the text of the trained rows, in verl's format."""
         texts = [
-            self.tokenizer.batch_decode(rows.batch[name], skip_special_tokens=True)
+            self.tokenizer.batch_decode(rows.tensors[name], skip_special_tokens=True)
             for name in ("prompts", "responses")
         ]
         self._dump_generations(
             inputs=texts[0],
             outputs=texts[1],
             gts=[None] * len(rows),
-            scores=rows.batch["token_level_scores"].sum(dim=1).tolist(),
+            scores=rows.tensors["token_level_scores"].sum(dim=1).tolist(),
             reward_extra_infos_dict={
-                name: rows.non_tensor_batch[name].tolist()
-                for name in ("data_id_list", "rollout_id_list")
+                name: rows.columns[name].tolist() for name in ("data_id_list", "rollout_id_list")
             },
             dump_path=folder,
         )
@@ -422,18 +433,23 @@ class AgentLightningTrainer(RayPPOTrainer):
         n_samples = max(len(column) for column in columns.values())
         return n_samples * int(self.config.actor_rollout_ref.rollout.n)
 
-    def _timing_metrics(self, rows: DataProto, seconds: dict[str, float]) -> dict[str, float]:
+    def _timing_metrics(self, rows: Rows, seconds: dict[str, float]) -> dict[str, float]:
         n_gpus = self.resource_pool_manager.get_n_gpus()
-        metrics: dict[str, float] = compute_timing_metrics(batch=rows, timing_raw=seconds)
-        if "gen" in seconds and "sampled" in rows.batch:  # verl counts tool results, too
-            n_sampled = max(1, int(rows.batch["sampled"].sum()))
+        names = ("responses", "attention_mask")
+        lengths = {"global_token_num": rows.lengths or [0]}
+        of_verl = DataProto.from_dict(
+            tensors={name: rows.tensors[name] for name in names}, meta_info=lengths
+        )
+        metrics: dict[str, float] = compute_timing_metrics(batch=of_verl, timing_raw=seconds)
+        if "gen" in seconds and "sampled" in rows.tensors:  # verl counts context tokens, too
+            n_sampled = max(1, int(rows.tensors["sampled"].sum()))
             metrics["timing_per_token_ms/gen"] = seconds["gen"] * 1000 / n_sampled
-        metrics.update(compute_throughout_metrics(rows, timing_raw=seconds, n_gpus=n_gpus))
+        metrics.update(compute_throughout_metrics(of_verl, timing_raw=seconds, n_gpus=n_gpus))
         return metrics
 
 
-def _those_taken(made: type[Any], keywords: dict[str, Any]) -> dict[str, Any]:
-    parameters = inspect.signature(made).parameters.values()
+def _accepted_keywords(daemon_cls: type[Any], keywords: dict[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(daemon_cls).parameters.values()
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return keywords
     names = {parameter.name for parameter in parameters}

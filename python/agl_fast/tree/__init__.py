@@ -1,1 +1,1 @@
-"""Training on rows that are prefix trees: attention, scores of tokens, verl's engine with both."""
+"""Training on prefix trees: attention, token scores, and verl's engines with both."""

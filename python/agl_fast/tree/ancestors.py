@@ -1,7 +1,7 @@
-"""Who is above whom in a row whose tokens stand in depth-first order.
+"""Ancestors in a row whose tokens are in depth-first order.
 
-Depth alone says it: the parent of a token is the last one before it that is one less deep. Several
-rows one after another are a forest, and a row without branches is a tree of one run.
+Depths determine the tree: a token's parent is the last token before it with a depth one less.
+Concatenated rows are a forest; a row without branches is a tree with one run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Run:
     """Tokens start … stop - 1, each the parent of the next one.
 
     Attributes:
-        above: stretches of all that is above the run, from the root downwards.
+        above: (start, stop) segments of the run's ancestors, from the root down.
     """
 
     start: int
@@ -32,9 +32,9 @@ class Links:
     """T tokens in depth-first order.
 
     Attributes:
-        parents: (T,) position of each token's parent, -1 at roots.
-        ends: (T,) where the subtree below each token ends, exclusive.
-        runs: all tokens, cut where one does not follow its parent.
+        parents: (T,) index of each token's parent, -1 at roots.
+        ends: (T,) end of each token's subtree, exclusive.
+        runs: all tokens, split wherever a token does not follow its parent.
     """
 
     parents: Numbers
@@ -43,20 +43,20 @@ class Links:
 
 
 def link(depths: Numbers) -> Links:
-    """Read the tree from its depths, in O(T).
+    """Parents, subtree ends and runs from depths, in O(T).
 
     Args:
-        depths: (T,) how many tokens are above each one: position_ids; T is at least 1.
+        depths: (T,) number of ancestors of each token, from position_ids; T is at least 1.
 
     Raises:
-        ValueError: no tree in depth-first order has these depths.
+        ValueError: the depths are not those of a tree in depth-first order.
     """
     n_tokens = len(depths)
     parents = np.arange(-1, n_tokens - 1, dtype=np.int64)
     ends = np.full(n_tokens, n_tokens, dtype=np.int64)
     starts = [0, *(np.flatnonzero(np.diff(depths) != 1) + 1).tolist()]
     runs = []
-    path: list[tuple[int, int]] = []  # stretches from the root to the token before
+    path: list[tuple[int, int]] = []  # segments from the root to the previous token
     n_above = 0
     for start, stop in zip(starts, [*starts[1:], n_tokens], strict=True):
         depth = int(depths[start])

@@ -17,14 +17,14 @@ NAME = ENGINE
 
 
 class Tree:
-    """What the layers of a model are told about T tokens: their keyword `tree`.
+    """The tree of T tokens, passed to a model's layers as the keyword `tree`.
 
     Args:
         links: of the tokens.
         device: of the model.
 
     Attributes:
-        n_layers: that have attended so far.
+        n_layers: number of layers that have used it.
     """
 
     def __init__(self, links: Links, device: torch.device) -> None:
@@ -49,27 +49,27 @@ def tree_attention(
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Every token attends to itself and to what is above it. Registered as `NAME`.
+    """Attention of every token to itself and its ancestors. Registered as `NAME`.
 
     Args:
         query: (1, H, T, D).
         key, value: (1, K, T, D).
-        attention_mask: None, as the tree says who sees whom.
+        attention_mask: must be None; the tree replaces it.
 
     Returns:
         (1, T, H, D), and no weights.
 
     Raises:
-        ValueError: there is no tree, or the layer attends in another way.
+        ValueError: there is no tree, or the layer requires another kind of attention.
     """
-    asked = {
+    unsupported = {
         "attention_mask": attention_mask,
         "dropout": dropout or None,
         "sliding_window": sliding_window,
         "softcap": softcap,
         "s_aux": s_aux,
     }
-    other = [name for name, value in asked.items() if value is not None]
+    other = [name for name, value in unsupported.items() if value is not None]
     if other or tree is None:
         raise ValueError(
             f"{type(module).__name__} attends with {', '.join(other) or 'no tree'}: expected a "

@@ -1,6 +1,6 @@
-"""verl's FSDP engines for rows that are prefix trees, registered under a vendor of their own.
+"""verl's FSDP engines for prefix trees, registered under their own vendor.
 
-A plain row is the tree without branches, and goes through them unchanged.
+A plain row is a tree without branches and gives the same results as with verl's engines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agl_fast.tree.refusals import (
     require_tree_model,
     require_tree_module,
 )
-from agl_fast.tree.scores import ENTROPY, LOG_PROB, SUM_PI_SQUARED, Asked, TokenScores
+from agl_fast.tree.scores import ENTROPY, LOG_PROB, SUM_PI_SQUARED, ScoreRequest, TokenScores
 from agl_fast.verl.platform_cpu.engines import (
     BACKENDS,
     CpuLanguageModelEngine,
@@ -35,7 +35,7 @@ VENDOR = ENGINE
 
 
 class TrainsTrees:
-    """Mixin in front of an FSDP engine: the model attends along trees."""
+    """Mixin for an FSDP engine: tree attention."""
 
     model_config: Any
     engine_config: Any
@@ -44,8 +44,8 @@ class TrainsTrees:
         require_tree_engine(self.model_config, self.engine_config, "this worker")
         model = self.model_config.hf_config
         require_tree_model(model)
-        # Loaded with an attention that needs no package. verl has made an attribute of the
-        # setting, which checkpoints would keep and nobody else could load.
+        # Load with an attention that needs no further package. Remove verl's attribute of the
+        # setting: checkpoints with it could not be loaded elsewhere.
         model._attn_implementation = "sdpa"
         vars(model).pop("attn_implementation", None)
         module: Any = super()._build_module()  # type: ignore[misc]
@@ -55,13 +55,13 @@ class TrainsTrees:
 
     def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         inputs = TreeInputs.of(micro_batch)
-        told = {
+        arguments = {
             "input_ids": inputs.ids,
             "position_ids": inputs.depths,
             "attention_mask": None,
             "tree": inputs.tree,
         }
-        return told, {"inputs": inputs}
+        return arguments, {"inputs": inputs}
 
     def _require_every_layer(self, inputs: TreeInputs) -> None:
         model = self.model_config.hf_config
@@ -73,7 +73,7 @@ class TrainsTrees:
 
 
 class ScoresTokens(TrainsTrees):
-    """Mixin in front of an FSDP engine of a language model."""
+    """Mixin for an FSDP engine of a language model."""
 
     def _build_module(self) -> Any:
         module = super()._build_module()
@@ -83,34 +83,34 @@ class ScoresTokens(TrainsTrees):
         return module
 
     def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        told, arguments = super().prepare_model_inputs(micro_batch)
-        inputs: TreeInputs = arguments["inputs"]
-        asked = Asked(
+        arguments, output_args = super().prepare_model_inputs(micro_batch)
+        inputs: TreeInputs = output_args["inputs"]
+        request = ScoreRequest(
             inputs.tokens,
             _temperatures(micro_batch, inputs),
-            entropy=_is_told(micro_batch, "calculate_entropy"),
-            sum_pi_squared=_is_told(micro_batch, "calculate_sum_pi_squared"),
+            entropy=_is_set(micro_batch, "calculate_entropy"),
+            sum_pi_squared=_is_set(micro_batch, "calculate_sum_pi_squared"),
         )
-        self._scores.asked = asked
-        return told | {"logits_to_keep": inputs.parents}, arguments | {"asked": asked}
+        self._scores.request = request
+        return arguments | {"logits_to_keep": inputs.parents}, output_args | {"request": request}
 
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: Any, logits_processor_func: Any
     ) -> dict[str, torch.Tensor]:
         inputs: TreeInputs = output_args["inputs"]
-        asked: Asked = output_args["asked"]
+        request: ScoreRequest = output_args["request"]
         self._require_every_layer(inputs)
         scores = output.logits[0]
-        found = {"log_probs": inputs.in_rows(scores[:, LOG_PROB])}
-        if asked.entropy:
-            found["entropy"] = inputs.in_rows(scores[:, ENTROPY])
-        if asked.sum_pi_squared:
-            found["sum_pi_squared"] = inputs.in_rows(scores[:, SUM_PI_SQUARED])
-        return found
+        outputs = {"log_probs": inputs.in_rows(scores[:, LOG_PROB])}
+        if request.entropy:
+            outputs["entropy"] = inputs.in_rows(scores[:, ENTROPY])
+        if request.sum_pi_squared:
+            outputs["sum_pi_squared"] = inputs.in_rows(scores[:, SUM_PI_SQUARED])
+        return outputs
 
 
 class ValuesTokens(TrainsTrees):
-    """Mixin in front of an FSDP engine of a value model: of a token, its parent's value counts."""
+    """Mixin for an FSDP engine of a value model: a token's value is read at its parent."""
 
     module: Any
 
@@ -119,7 +119,7 @@ class ValuesTokens(TrainsTrees):
     ) -> dict[str, torch.Tensor]:
         inputs: TreeInputs = output_args["inputs"]
         self._require_every_layer(inputs)
-        # TRL's value heads answer with a third part, token classifiers with one logit.
+        # TRL's value heads return values as third output, token classifiers as one logit.
         values = output[2][0] if hasattr(self.module, "v_head") else output.logits[0, :, 0]
         return {"values": inputs.in_rows(values[inputs.parents])}
 
@@ -133,7 +133,7 @@ def _temperatures(micro_batch: Any, inputs: TreeInputs) -> torch.Tensor | None:
     return torch.full(inputs.row.shape, float(temperature), device=inputs.row.device)
 
 
-def _is_told(micro_batch: Any, key: str) -> bool:
+def _is_set(micro_batch: Any, key: str) -> bool:
     return bool(tu.get_non_tensor_data(data=micro_batch, key=key, default=False))
 
 

@@ -1,5 +1,5 @@
-"""What agl_fast's engines for trees are called."""
+"""The name of agl_fast's engines for trees."""
 
 ENGINE = "agl_fast_tree"
-"""The attention function in transformers (`override_config.attn_implementation`), and the vendor
-under which verl finds the engines."""
+"""Name of the attention function in transformers (`override_config.attn_implementation`) and vendor
+of the engines in verl."""

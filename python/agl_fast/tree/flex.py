@@ -1,4 +1,4 @@
-"""The same attention on an accelerator, by torch's flex_attention."""
+"""Tree attention on an accelerator, with torch's flex_attention."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ BLOCK = 128
 
 
 def ancestor_blocks(ends: torch.Tensor, block: int = BLOCK) -> BlockMask:
-    """Which blocks of keys a block of queries sees: key k is above query q iff k ≤ q < ends[k].
+    """Block mask in which query q sees key k if k ≤ q < ends[k].
 
-    From each block's first and last ends, so that no T × T tensor is made, only (T / block)².
+    Computed from each block's smallest and largest ends: needs (T / block)² memory, not T².
 
     Args:
-        ends: (T,) int64 where the subtree below each token ends, exclusive (`links.Links`).
+        ends: (T,) int64 end of each token's subtree, exclusive (`ancestors.Links`).
     """
     n_tokens = len(ends)
     n_blocks = -(-n_tokens // block)
@@ -49,7 +49,7 @@ def flex_tree_attention(
     blocks: BlockMask,
     scaling: float | None = None,
 ) -> torch.Tensor:
-    """As `segments.segment_attention`, with blocks in place of runs."""
+    """Like `segments.segment_attention`, with a block mask instead of runs."""
     attended = _compiled()(
         query,
         key,
@@ -63,13 +63,13 @@ def flex_tree_attention(
 
 @cache
 def _compiled() -> Callable[..., torch.Tensor]:
-    # Rows differ in length from one micro-batch to the next.
+    # Micro-batches differ in length.
     compiled: Callable[..., torch.Tensor] = torch.compile(flex_attention, dynamic=True)
     return compiled
 
 
 def _numbered(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many key blocks each query block has, and which, those first; (1, 1, n[, n]) int32."""
+    """Number of key blocks per query block, and their indices; (1, 1, n) and (1, 1, n, n) int32."""
     count = blocks.sum(dim=1).to(torch.int32)
     which = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True).to(torch.int32)
     return count[None, None], which[None, None]

@@ -1,4 +1,4 @@
-"""From a micro-batch of rows to what a model is asked, and its answers back to rows."""
+"""A micro-batch of rows as model inputs, and model outputs as rows."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from agl_fast.tree.attention import Tree
 
 @dataclass(frozen=True)
 class TreeInputs:
-    """T tokens of all rows one after another, of which N are trained.
+    """The T tokens of all rows, concatenated; N of them are trained.
 
     Attributes:
         ids, depths: (1, T) int64.
         tree: for the attention.
-        trained: (N,) where they stand.
-        parents: (N,) where their parents stand.
+        trained: (N,) indices of the trained tokens.
+        parents: (N,) indices of their parents.
         tokens: (N,) their ids.
-        row: (N,) the row of each.
+        row: (N,) their rows.
     """
 
     ids: torch.Tensor
@@ -35,13 +35,14 @@ class TreeInputs:
 
     @classmethod
     def of(cls, micro_batch: Any) -> TreeInputs:
-        """
+        """The inputs of a micro-batch.
+
         Args:
             micro_batch: verl's, without padding: nested input_ids and position_ids; response_mask
                 and attention_mask, (b, R) and (b, P + R).
 
         Raises:
-            ValueError: position_ids are no depths, or a token without a parent is trained.
+            ValueError: position_ids are not depths, or a trained token has no parent.
         """
         nested = micro_batch["input_ids"]
         ids, depths = nested.values(), micro_batch["position_ids"].values()
@@ -75,6 +76,6 @@ class TreeInputs:
         )
 
     def in_rows(self, values: torch.Tensor) -> torch.Tensor:
-        """Nested, of values (N,): that of token i at i - 1, as verl has it, and 0 elsewhere."""
+        """Nested tensor of values (N,): the value of token i at i - 1, as in verl, 0 elsewhere."""
         at_tokens = values.new_zeros(self.ids.shape[1]).index_copy(0, self.trained - 1, values)
         return torch.nested.nested_tensor_from_jagged(at_tokens, self._offsets)

@@ -1,4 +1,4 @@
-"""Models and settings that trees would train wrongly, found before anything starts."""
+"""Models and settings that tree training does not support, detected before a run starts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from agl_fast.model_facts import tree_refusals
 from agl_fast.tree.engine_name import ENGINE
 
 LEVEL = f"agentlightning.trace_aggregator.level='tree', or attn_implementation={ENGINE!r},"
-# Triton multiplies tiles of at least so many elements of a head.
+# Triton requires tiles of at least this head width.
 LEAST_HEAD_WIDTH = 16
 
 
 def require_tree_model(model: Any) -> None:
-    """Raise ValueError for a model that a tree would not train as its rows would.
+    """Raise ValueError for a model whose attention a tree would change.
 
     Args:
         model: its Hugging Face configuration.
@@ -32,7 +32,7 @@ def require_tree_model(model: Any) -> None:
 
 
 def model_refusals(model: Any, *, device: str) -> list[str]:
-    """Everything for which agl_fast's attention does not fit a model, found without loading it.
+    """Reasons why agl_fast's attention does not support a model, without loading the model.
 
     Args:
         model: its Hugging Face configuration.
@@ -50,22 +50,22 @@ def model_refusals(model: Any, *, device: str) -> list[str]:
 
 
 def fallback_attention(model: Any) -> str:
-    """Which attention of transformers computes what the model's configuration says.
+    """The attention implementation of transformers that supports a model.
 
     Args:
-        model: its Hugging Face configuration; None: it is not known.
+        model: its Hugging Face configuration; None if unknown.
     """
     if model is None:
         return "sdpa"
     module_cls = _module_class(model)
     takes_sdpa = module_cls is None or getattr(module_cls, "_supports_sdpa", True)
-    # torch's function has no soft cap, and transformers would leave it out without a word.
+    # torch's function has no soft cap; transformers would silently ignore it.
     caps = getattr(model, "attn_logit_softcapping", None)
     return "sdpa" if takes_sdpa and not caps else "eager"
 
 
 def require_tree_module(module: Any) -> None:
-    """Raise ValueError for a model that takes no attention function."""
+    """Raise ValueError for a model that does not support attention functions."""
     if not getattr(module, "_supports_attention_backend", False):
         raise ValueError(
             f"{LEVEL} with {type(module).__name__}: expected a model of transformers that takes "
@@ -74,7 +74,7 @@ def require_tree_module(module: Any) -> None:
 
 
 def require_language_module(module: Any) -> None:
-    """Raise ValueError for a language model that cannot leave logits out."""
+    """Raise ValueError for a language model without `logits_to_keep`."""
     has_head = isinstance(module.get_output_embeddings(), torch.nn.Module)
     if not has_head or "logits_to_keep" not in inspect.signature(module.forward).parameters:
         raise ValueError(
@@ -84,18 +84,18 @@ def require_language_module(module: Any) -> None:
 
 
 def require_tree_engine(model: Any, engine: Any, part: str) -> None:
-    """Raise ValueError for what verl would do with a row as a whole.
+    """Raise ValueError for engine settings that are incompatible with trees.
 
     Args:
         model, engine: as for `engine_refusals`.
-        part: whose they are, for the message.
+        part: name of the part that has these settings, for the message.
     """
     if wrong := engine_refusals(model, engine):
         raise ValueError(f"{LEVEL} with {part}'s {'; '.join(wrong)}")
 
 
 def engine_refusals(model: Any, engine: Any) -> list[str]:
-    """What verl would do with a row as a whole.
+    """Engine settings that treat a row as one sequence.
 
     Args:
         model: verl's HFModelConfig, or its group of the configuration.
@@ -124,7 +124,7 @@ def engine_refusals(model: Any, engine: Any) -> list[str]:
 
 
 def require_tree_config(config: Any) -> None:
-    """Raise ValueError for a run that trees would train wrongly, naming the reason.
+    """Raise ValueError for a run whose settings are incompatible with trees.
 
     Args:
         config: the whole configuration, resolved.
@@ -137,7 +137,7 @@ def require_tree_config(config: Any) -> None:
     if config.critic.enable:
         parts["critic"] = (config.critic.model, config.critic.fsdp, config.critic)
     for part, (model, engine, whole) in parts.items():
-        # verl takes these from the part, where they differ.
+        # verl takes these from the part if they differ.
         n_ulysses = max(each.get("ulysses_sequence_parallel_size") or 1 for each in (engine, whole))
         of_engine = {
             "ulysses_sequence_parallel_size": n_ulysses,
@@ -149,8 +149,8 @@ def require_tree_config(config: Any) -> None:
 
 
 def _module_class(model: Any) -> Any:
-    """The class that transformers makes of a configuration; None for a model's own code."""
+    """The model class of a configuration in transformers; None for remote code."""
     if getattr(model, "auto_map", None):
         return None
-    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model), None)
-    return found[0] if isinstance(found, tuple) else found
+    classes = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model), None)
+    return classes[0] if isinstance(classes, tuple) else classes

@@ -1,4 +1,4 @@
-"""What a language head says about single tokens, without all logits at once."""
+"""Log-prob, entropy and Σ p² of single tokens, without materialising all logits."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-# Logits that exist at a time: 256 MiB of float32.
+# Number of logits in memory at a time: 256 MiB of float32.
 LOGITS_AT_ONCE = 2**26
 LOG_PROB, ENTROPY, SUM_PI_SQUARED = range(3)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """About N tokens, of whose parents the head is given the hidden states.
+class ScoreRequest:
+    """N tokens to score; the head gets the hidden states of their parents.
 
     Attributes:
         tokens: (N,) int64.
         temperatures: (N,) float32; None: 1.
-        entropy, sum_pi_squared: whether these are asked for; else they are 0.
+        entropy, sum_pi_squared: compute these; otherwise they are 0.
     """
 
     tokens: torch.Tensor
@@ -32,49 +32,49 @@ class Asked:
 
 
 class TokenScores:
-    """Takes the place of a language head's `forward`, so that it is called where the model and FSDP
-    call it, when its parameters are there.
+    """Replacement of a language head's `forward`, called by the model while FSDP has gathered the
+    head's parameters.
 
-    Without a question it gives logits, as before. With one, (1, N, hidden) states become (1, N, 3)
-    of at least float32: log-prob of the token, entropy and Σ p² of the softmax of logits over
-    temperature. Where the logits of N tokens would be more than `LOGITS_AT_ONCE`, they are computed
-    in chunks, and again for the gradient, which Σ p² has not.
+    Without a request it returns logits. With one, it maps (1, N, hidden) states to (1, N, 3) scores
+    of at least float32: the token's log-prob, and entropy and Σ p² of the softmax of logits over
+    temperature. If N tokens have more than `LOGITS_AT_ONCE` logits, it computes them in chunks, and
+    again in the backward pass. Σ p² has no gradient.
 
     Args:
-        head: the module.
-        n_vocabulary: of its logits.
+        head: the language head.
+        n_vocabulary: number of logits per token.
 
     Attributes:
-        asked: the question, for one call.
+        request: for the next call only.
     """
 
     def __init__(self, head: torch.nn.Module, n_vocabulary: int) -> None:
         self._logits: Callable[[torch.Tensor], torch.Tensor] = head.forward
         self._n_vocabulary = n_vocabulary
-        self.asked: Asked | None = None
+        self.request: ScoreRequest | None = None
         head.forward = self
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        asked, self.asked = self.asked, None
-        if asked is None:
+        request, self.request = self.request, None
+        if request is None:
             return self._logits(hidden)
         n_tokens = hidden.shape[1]
         size = max(1, LOGITS_AT_ONCE // self._n_vocabulary)
         if n_tokens <= size:
-            return self._scores(hidden[0], asked, slice(None))[None]
+            return self._scores(hidden[0], request, slice(None))[None]
         chunks = [
             checkpoint(
-                self._scores, hidden[0], asked, slice(start, start + size), use_reentrant=False
+                self._scores, hidden[0], request, slice(start, start + size), use_reentrant=False
             )
             for start in range(0, n_tokens, size)
         ]
         return torch.cat(chunks)[None]
 
-    def _scores(self, hidden: torch.Tensor, asked: Asked, chunk: slice) -> torch.Tensor:
-        temperatures = None if asked.temperatures is None else asked.temperatures[chunk]
-        logits, tokens = self._logits(hidden[chunk]), asked.tokens[chunk]
+    def _scores(self, hidden: torch.Tensor, request: ScoreRequest, chunk: slice) -> torch.Tensor:
+        temperatures = None if request.temperatures is None else request.temperatures[chunk]
+        logits, tokens = self._logits(hidden[chunk]), request.tokens[chunk]
         scores: torch.Tensor = _Scores.apply(  # type: ignore[no-untyped-call]
-            logits, tokens, temperatures, asked
+            logits, tokens, temperatures, request
         )
         return scores
 
@@ -86,7 +86,7 @@ class _Scores(torch.autograd.Function):
         logits: torch.Tensor,
         tokens: torch.Tensor,
         temperatures: torch.Tensor | None,
-        asked: Asked,
+        request: ScoreRequest,
     ) -> torch.Tensor:
         ctx.dtype = logits.dtype
         scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -95,14 +95,14 @@ class _Scores(torch.autograd.Function):
         log_sums = scaled.logsumexp(dim=1)
         scores = scaled.new_zeros(len(tokens), 3)
         scores[:, LOG_PROB] = scaled.gather(1, tokens[:, None])[:, 0] - log_sums
-        if asked.entropy or asked.sum_pi_squared:
+        if request.entropy or request.sum_pi_squared:
             probabilities = (scaled - log_sums[:, None]).exp_()
-            if asked.sum_pi_squared:
+            if request.sum_pi_squared:
                 scores[:, SUM_PI_SQUARED] = probabilities.square().sum(dim=1)
-            if asked.entropy:
+            if request.entropy:
                 scores[:, ENTROPY] = log_sums - probabilities.mul_(scaled).sum(dim=1)
         ctx.save_for_backward(scaled, log_sums, tokens, temperatures, scores[:, ENTROPY])
-        ctx.has_entropy = asked.entropy
+        ctx.has_entropy = request.entropy
         return scores
 
     @staticmethod

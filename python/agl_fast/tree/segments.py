@@ -1,9 +1,9 @@
-"""Attention to what is above each token, run by run, on a CPU.
+"""Tree attention run by run, on a CPU.
 
-Every token of a run sees the whole path above the run and the run's tokens up to itself. So a run
-is one dense product with the path and one causal product with itself, joined by their sums of
-exponentials: nothing is masked out after it was computed, and nothing is kept for the backward pass
-but what attention without branches keeps, too.
+Every token of a run sees all ancestors of the run and the run's tokens up to itself. So a run needs
+one dense attention to its ancestors and one causal attention to itself, combined by their log-sums
+of exponentials. Nothing is computed and then masked, and the backward pass saves only what plain
+attention saves.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch.autograd.function import once_differentiable
 
 from agl_fast.tree.ancestors import Run
 
-# Private operators of torch (2.6 to 2.13), behind its scaled_dot_product_attention on a CPU. The
-# public function keeps the sums of exponentials to itself, with which the parts are joined.
+# Private operators of torch (2.6 to 2.13) behind its scaled_dot_product_attention on a CPU. The
+# public function does not return the log-sums of exponentials, which combine the parts.
 _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -29,13 +29,13 @@ def segment_attention(
     runs: Sequence[Run],
     scaling: float | None = None,
 ) -> torch.Tensor:
-    """Attention of T tokens to themselves and what is above them.
+    """Attention of T tokens to themselves and their ancestors.
 
     Args:
         query: (1, H, T, D) of a floating dtype.
         key, value: (1, K, T, D), H a multiple of K.
-        runs: of all T tokens (`links.link`).
-        scaling: of the products; None: 1 / √D.
+        runs: of all T tokens (`ancestors.link`).
+        scaling: factor on the dot products; None: 1 / √D.
 
     Returns:
         (1, T, H, D), contiguous.
@@ -97,13 +97,13 @@ class _SegmentAttention(torch.autograd.Function):
         heads = _Heads(query.shape[1] // key.shape[1])
         of_query = torch.empty_like(query)
         of_key, of_value = torch.zeros_like(key), torch.zeros_like(value)
-        # A part's softmax and products follow from the joint sums and the joint result.
+        # Each part's softmax follows from the combined log-sums and the combined result.
         for run in ctx.runs:
             own = slice(run.start, run.stop)
-            given, result = gradient[:, own].transpose(1, 2), output[:, own].transpose(1, 2)
+            of_result, result = gradient[:, own].transpose(1, 2), output[:, own].transpose(1, 2)
             queries, log_sum = query[:, :, own], log_sums[:, :, own].contiguous()
             of_own = _attend_backward(
-                given,
+                of_result,
                 queries,
                 heads.repeat(key[:, :, own]),
                 heads.repeat(value[:, :, own]),
@@ -119,7 +119,7 @@ class _SegmentAttention(torch.autograd.Function):
             if not run.above:
                 continue
             of_path = _attend_backward(
-                heads.fold(given),
+                heads.fold(of_result),
                 heads.fold(queries),
                 _path(key, run),
                 _path(value, run),
@@ -136,7 +136,7 @@ class _SegmentAttention(torch.autograd.Function):
 
 
 class _Heads:
-    """Query heads h = k · group + g share key head k."""
+    """Grouped-query attention: query heads h = k · group + g share key head k."""
 
     def __init__(self, group: int) -> None:
         self.group = group
@@ -153,7 +153,7 @@ class _Heads:
         return of_heads.reshape(1, n_heads // self.group, self.group, n, width).sum(dim=2)
 
     def fold(self, of_heads: torch.Tensor) -> torch.Tensor:
-        """(1, H, n, D) as (1, K, group · n, D): where nothing is masked, heads are more queries."""
+        """(1, H, n, D) as (1, K, group · n, D): heads as further queries, if there is no mask."""
         _, n_heads, n, width = of_heads.shape
         return of_heads.reshape(1, n_heads // self.group, self.group * n, width)
 

@@ -1,4 +1,4 @@
-"""verl's workers with the engine for trees. Importing this module registers it."""
+"""verl's workers with the engines for trees. Importing this module registers the engines."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from agl_fast.tree.engine import VENDOR, TrainsTrees
 from agl_fast.verl.platform_cpu.cpu_workers import CpuActorRolloutRefWorker, CpuTrainingWorker
 from agl_fast.verl.platform_cpu.value_models import load_value_models_as_configured
 
-# By which verl chooses among engines of the same device.
+# verl selects engines of the same device by it.
 _VENDOR_VARIABLE = "VERL_ENGINE_VENDOR"
 
 
 class _OfTrees:
-    """Mixin in front of a training worker, whose engine verl makes with it."""
+    """Mixin for a training worker: selects the engine for trees."""
 
     engine: Any
 
@@ -34,7 +34,7 @@ class _OfTrees:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def trains_trees(self) -> bool:
-        """Whether rows may be trees."""
+        """Whether the engine supports prefix trees."""
         return isinstance(self.engine, TrainsTrees)
 
 
@@ -47,14 +47,14 @@ class CpuTreeTrainingWorker(_OfTrees, CpuTrainingWorker):
 
 
 class _ActorOfTrees:
-    """Mixin in front of a worker with actor and reference."""
+    """Mixin for a worker with actor and reference."""
 
     actor: Any
     ref: Any
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def trains_trees(self) -> bool:
-        """Whether rows may be trees."""
+        """Whether the engine supports prefix trees."""
         parts = [part for part in (self.actor, self.ref) if part is not None]
         return all(part.trains_trees() for part in parts)
 

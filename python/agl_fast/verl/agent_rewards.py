@@ -10,7 +10,7 @@ from typing import Any
 import agentlightning.emitter.reward  # noqa: F401, whose name in the package is a function
 from agentlightning.runner.agent import LitAgentRunner
 
-from agl_fast.rows.call_rewards import read_reward
+from agl_fast.rows.rewards import read_reward
 
 
 def take_real_numbers_as_rewards() -> None:

@@ -15,20 +15,19 @@ from typing import Any
 
 import ray
 from omegaconf import OmegaConf, open_dict
-from verl.single_controller.ray import RayWorkerGroup
-from verl.trainer.ppo.ray_trainer import ResourcePoolManager
+from verl.single_controller.ray import RayWorkerGroup, ResourcePoolManager
 from verl.trainer.ppo.utils import Role, create_rl_sampler, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name
 
 from agl_fast.proxy.answer_checks import ModelLimits
 from agl_fast.rollouts import AgentModeDaemon
+from agl_fast.rows.levels import Level
 from agl_fast.training import AgentLightningTrainer
 from agl_fast.training.checkpoints import last_saved_step
 from agl_fast.training.datasets import Samples
 from agl_fast.training.step import check_config
-from agl_fast.training.tree_checks import require_tree_workers
-from agl_fast.training.worker_groups import set_objectives
+from agl_fast.training.worker_groups import require_tree_workers, set_objectives
 from agl_fast.tree.refusals import require_tree_config
 from agl_fast.verl.config.attention_choice import CRITIC, uses_engine
 from agl_fast.verl.device_choice import CPU, PLATFORM_VARIABLE
@@ -105,7 +104,7 @@ def run(
 
 def trains_trees(config: Any) -> bool:
     level = OmegaConf.select(config, "agentlightning.trace_aggregator.level")
-    return bool(level == "tree")
+    return level is not None and Level.of(level).is_tree
 
 
 def is_refused_as_tree(config: Any) -> bool:

@@ -1,6 +1,6 @@
-"""What each level of rows would cost and lose, of calls that agents have made.
+"""Estimate costs and lost tokens of each level from recorded calls.
 
-Needs neither verl nor Agent-lightning, but for `agl_fast.tools.analyze.store`.
+Needs neither verl nor Agent-lightning, except `agl_fast.tools.analyze.store`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agl_fast.rows.options import Limits
     from agl_fast.tools.analyze.analysis import Analysis, ModelAnalysis, analyze
     from agl_fast.tools.analyze.costs import Costs, Hardware
     from agl_fast.tools.analyze.layouts import Layout
-    from agl_fast.tools.analyze.limits import Limits
     from agl_fast.tools.analyze.model_shape import ModelConfigError, ModelShape, read_model_shape
     from agl_fast.tools.analyze.report import as_json, as_text
     from agl_fast.tools.analyze.traces import Traces, read_traces
@@ -34,28 +34,28 @@ __all__ = [
     "read_traces",
 ]
 
-# Loaded on first use: the options of the command need no torch.
+# Loaded on first use: parsing the command line needs no torch.
 _HOMES = {
-    "Analysis": "analysis",
-    "Costs": "costs",
-    "Hardware": "costs",
-    "Layout": "layouts",
-    "Limits": "limits",
-    "ModelAnalysis": "analysis",
-    "ModelConfigError": "model_shape",
-    "ModelShape": "model_shape",
-    "Traces": "traces",
-    "analyze": "analysis",
-    "as_json": "report",
-    "as_text": "report",
-    "read_model_shape": "model_shape",
-    "read_traces": "traces",
+    "Analysis": "tools.analyze.analysis",
+    "Costs": "tools.analyze.costs",
+    "Hardware": "tools.analyze.costs",
+    "Layout": "tools.analyze.layouts",
+    "Limits": "rows.options",
+    "ModelAnalysis": "tools.analyze.analysis",
+    "ModelConfigError": "tools.analyze.model_shape",
+    "ModelShape": "tools.analyze.model_shape",
+    "Traces": "tools.analyze.traces",
+    "analyze": "tools.analyze.analysis",
+    "as_json": "tools.analyze.report",
+    "as_text": "tools.analyze.report",
+    "read_model_shape": "tools.analyze.model_shape",
+    "read_traces": "tools.analyze.traces",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'agl_fast.tools.analyze' has no attribute {name!r}")
-    value = getattr(import_module(f"agl_fast.tools.analyze.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"agl_fast.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

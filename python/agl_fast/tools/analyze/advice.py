@@ -1,35 +1,36 @@
-"""What to do about it, by rule."""
+"""Recommend a level and limits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agl_fast.rows.mismatch_causes import causes_in_words
-from agl_fast.rows.row_options import TREE_MAX_TOKENS, Level
+from agl_fast.rows.levels import Level, LevelName
+from agl_fast.rows.mismatches import causes_in_words
+from agl_fast.rows.options import TREE_MAX_TOKENS
 from agl_fast.tools.analyze.analysis import Analysis
 
-# A level that saves less is not worth other rows than one has.
+# A level that saves less is not worth a change.
 WORTH = 1.2
 
-# Without a tokenizer, as much as ids tell.
+# Explanations without a tokenizer, from ids alone.
 _KINDS = {
     "history_rewritten": (
-        "an earlier answer or what follows it is no longer what it was: the chat template renders "
-        "it otherwise, or the agent edits it. With --tokenizer the cause is named"
+        "an earlier answer or a later message changed: the chat template renders it differently, "
+        "or the agent edits it. --tokenizer finds the cause"
     ),
     "generation_prompt": (
         "the history lacks what the chat template puts before an answer, such as an empty think "
         "block. A template that writes it in both places, or in neither, merges at level trajectory"
     ),
-    "retokenised": "the history is tokenised anew, to other ids for the same text",
-    "shortened": "the agent removes turns at the end of its history, or samples a prompt again",
+    "retokenised": "the history was tokenised again, to other ids for the same text",
+    "shortened": "the agent removes the last turns of its history, or repeats a prompt",
 }
 
 
-def best_level(analysis: Analysis) -> Level:
-    """The one to train at: the simplest of which no other is ``WORTH`` times cheaper.
+def best_level(analysis: Analysis) -> LevelName:
+    """The recommended level: the simplest unless another one is ``WORTH`` times cheaper.
 
-    Level tree only where it takes the model.
+    Level tree only if it supports the model.
     """
     gains = [_gain(analysis, than, "tree") for than in ("transition", "trajectory")]
     if min(gains) >= WORTH and not analysis.tree_refusals:
@@ -40,15 +41,15 @@ def best_level(analysis: Analysis) -> Level:
 
 
 def advice(analysis: Analysis) -> str:
-    """A paragraph."""
+    """The recommendation as a paragraph."""
     best = best_level(analysis)
     return " ".join(
         [*_of_level(analysis, best), *_of_limits(analysis, best), *_of_breaks(analysis)]
     )
 
 
-def _gain(analysis: Analysis, than: Level, level: Level) -> float:
-    """How many times less ``level`` costs, where nothing is cut."""
+def _gain(analysis: Analysis, than: LevelName, level: LevelName) -> float:
+    """Cost of level ``than`` divided by that of ``level``, without limits."""
     if analysis.model is not None:
         costs = analysis.model.costs_without_limits
         return costs[than].flops / costs[level].flops
@@ -56,36 +57,38 @@ def _gain(analysis: Analysis, than: Level, level: Level) -> float:
     return layouts[than].tokens / layouts[level].tokens
 
 
-def _of_level(analysis: Analysis, best: Level) -> Iterator[str]:
+def _of_level(analysis: Analysis, best: LevelName) -> Iterator[str]:
     unit = "tokens" if analysis.model is None else "operations"
     merged, trees = (_gain(analysis, "transition", each) for each in ("trajectory", "tree"))
     over_merged = _gain(analysis, "trajectory", "tree")
     if best == "tree":
         yield (
             f"Train at level tree: {trees:.2f}× fewer {unit} than one row a call, "
-            f"{over_merged:.2f}× fewer than level trajectory, and every sampled token stands in "
-            "its exact context."
+            f"{over_merged:.2f}× fewer than level trajectory, and every sampled token keeps its "
+            "exact context."
         )
         return
     if best == "trajectory":
         yield f"Train at level trajectory: {merged:.2f}× fewer {unit} than one row a call."
     else:
         yield (
-            f"Level transition is as good as any: level trajectory takes {merged:.2f}× fewer "
+            f"Level transition is sufficient: level trajectory needs only {merged:.2f}× fewer "
             f"{unit}."
         )
     if analysis.tree_refusals:
-        yield (f"Level tree does not take this model: it has {', '.join(analysis.tree_refusals)}.")
+        yield (
+            f"Level tree does not support this model: it has {', '.join(analysis.tree_refusals)}."
+        )
         return
     compared = over_merged if best == "trajectory" else trees
-    yield f"Level tree gains nothing worth having here: {compared:.2f}× fewer {unit} than that."
+    yield f"Level tree saves too little here: {compared:.2f}× fewer {unit} than that."
 
 
-def _of_limits(analysis: Analysis, best: Level) -> Iterator[str]:
+def _of_limits(analysis: Analysis, best: LevelName) -> Iterator[str]:
     layout = analysis.layouts[best]
     if layout.lost:
         yield (
-            f"Limits take {layout.lost / analysis.sampled:.1%} of the sampled tokens there; "
+            f"Limits cut {layout.lost / analysis.sampled:.1%} of the sampled tokens there; "
             f"nothing is lost with {_fitting(analysis, best)}."
         )
     else:
@@ -98,9 +101,9 @@ def _of_limits(analysis: Analysis, best: Level) -> Iterator[str]:
         )
 
 
-def _fitting(analysis: Analysis, level: Level) -> str:
+def _fitting(analysis: Analysis, level: LevelName) -> str:
     """The smallest limits that cut nothing."""
-    if level == "tree":
+    if Level.of(level).is_tree:
         return f"tree_max_tokens={analysis.longest_call} or more"
     layout = analysis.layouts_without_limits[level]
     fitting = [
@@ -128,5 +131,5 @@ def _of_breaks(analysis: Analysis) -> Iterator[str]:
 
 
 def _broken_calls(analysis: Analysis) -> dict[str, int]:
-    """By what can be mended; conversations of their own need no cure."""
+    """Broken prefixes that can be avoided, by kind; new conversations cannot."""
     return {each.kind: each.calls for each in analysis.breaks if each.kind in _KINDS}

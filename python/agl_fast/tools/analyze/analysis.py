@@ -1,35 +1,49 @@
-"""Traces into counts, costs and causes."""
+"""Analyze traces: counts, costs, and causes of broken prefixes."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agl_fast.rows.accounting import RolloutEntry
+from agl_fast.rows.accounting import MISMATCH_KINDS, Mismatch, RolloutEntry
 from agl_fast.rows.calls import Rollout
-from agl_fast.rows.mismatch_causes import causes_of
-from agl_fast.rows.row_options import Level
-from agl_fast.tools.analyze.breaks import Break, breaks_of
+from agl_fast.rows.levels import LEVELS, Level, LevelName
+from agl_fast.rows.mismatches import causes_of
+from agl_fast.rows.options import Limits
 from agl_fast.tools.analyze.costs import Costs, Hardware, costs_of, state_bytes
 from agl_fast.tools.analyze.layouts import LaidOut, Layout, lay_out
-from agl_fast.tools.analyze.limits import LEVELS, Limits
 from agl_fast.tools.analyze.model_shape import ModelShape
 from agl_fast.tools.analyze.traces import Traces
 
-# Mismatches whose texts are decoded, to name their cause.
+# Number of broken prefixes whose text is decoded for their cause.
 _DECODED = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Rewards:
-    """Of rollouts as training sees them.
+class Break:
+    """Broken prefixes of one kind (docs/rows.md, "Mismatches").
 
     Attributes:
-        mean, lowest, highest: of all rollouts.
-        missing: rollouts without one.
-        groups, flat_groups: samples with several rollouts, and those whose rewards are all alike.
+        kind: one of ``MISMATCH_KINDS``.
+        calls: number of calls.
+        tokens: shared with the closest chain and repeated in a row of their own.
+    """
+
+    kind: str
+    calls: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rewards:
+    """Rewards of the rollouts.
+
+    Attributes:
+        mean, lowest, highest: over all rollouts.
+        missing: number of rollouts without a reward.
+        groups, flat_groups: number of groups of several rollouts, and of those with equal rewards.
     """
 
     mean: float
@@ -42,42 +56,45 @@ class Rewards:
 
 @dataclass(frozen=True, slots=True)
 class ModelAnalysis:
-    """
+    """Cost estimates for a model.
+
     Attributes:
-        costs: of each level's rows.
-        costs_without_limits: likewise, where nothing is cut.
-        state_bytes: of weights, gradients and Adam's moments, at every level.
+        shape, hardware: that the estimates are for.
+        costs: per level.
+        costs_without_limits: per level, if nothing is cut.
+        state_bytes: of weights, gradients and Adam's moments, the same at every level.
     """
 
     shape: ModelShape
     hardware: Hardware
-    costs: Mapping[Level, Costs]
-    costs_without_limits: Mapping[Level, Costs]
+    costs: Mapping[LevelName, Costs]
+    costs_without_limits: Mapping[LevelName, Costs]
     state_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """
+    """What traces contain, and what each level makes of them.
+
     Attributes:
         source, limits, notes: of the traces.
-        rollouts, calls: how many.
-        statuses: how rollouts ended, where the traces say so.
+        rollouts, calls: numbers of them.
+        statuses: number of rollouts by final status, where recorded.
         sampled: response tokens of all calls.
-        longest_call: prompt and response.
+        longest_call: tokens of its prompt and response.
         rewards: of the rollouts.
-        layouts: each level's rows.
-        layouts_without_limits: likewise, where nothing is cut.
-        breaks: by kind, those that occur.
-        knows_text: whether a tokenizer told retokenised text from rewritten history.
-        causes: of broken prefixes whose text was compared
-            (`agl_fast.rows.mismatch_causes.CAUSES`); empty without a tokenizer.
-        model: None where no model was given.
-        tree_refusals: why level tree does not take the model, the given or else the recorded one.
+        layouts: rows per level.
+        layouts_without_limits: rows per level, if nothing is cut.
+        breaks: broken prefixes by kind, those that occur.
+        knows_text: whether a tokenizer distinguished retokenised text from rewritten history.
+        causes: broken prefixes by cause (`agl_fast.rows.mismatches.CAUSES`); empty without a
+            tokenizer.
+        model: cost estimates; None without a model.
+        tree_refusals: why level tree does not support the model, the given or the recorded one.
     """
 
     source: str
-    limits: Mapping[Level, Limits]
+    limits: Mapping[LevelName, Limits]
     notes: Sequence[str]
     rollouts: int
     calls: int
@@ -85,8 +102,8 @@ class Analysis:
     sampled: int
     longest_call: int
     rewards: Rewards
-    layouts: Mapping[Level, Layout]
-    layouts_without_limits: Mapping[Level, Layout]
+    layouts: Mapping[LevelName, Layout]
+    layouts_without_limits: Mapping[LevelName, Layout]
     breaks: Sequence[Break]
     knows_text: bool
     causes: Mapping[str, int]
@@ -101,15 +118,17 @@ def analyze(
     hardware: Hardware | None = None,
     tokenizer: Any = None,
 ) -> Analysis:
-    """
+    """Analyze traces at every level.
+
     Args:
-        model: whose costs are estimated.
-        hardware: that it would train on.
-        tokenizer: with ``decode``; names what broke prefixes.
+        traces: rollouts and limits.
+        model: estimate costs for this model.
+        hardware: that the model trains on.
+        tokenizer: object with ``decode``; finds the causes of broken prefixes.
 
     Raises:
-        TypeError, ValueError: a limit, or a field of a rollout, is wrong; the message names it. Or
-            no call has both a prompt and a response.
+        TypeError, ValueError: a limit, or a field of a rollout, is wrong; the message names it.
+        ValueError: no call can be trained.
     """
     rollouts = traces.rollouts
     free = {level: _laid_out(rollouts, level, Limits(), tokenizer) for level in LEVELS}
@@ -141,20 +160,22 @@ def analyze(
         if tokenizer is None
         else causes_of(free["trajectory"].mismatches, rollouts, tokenizer, _DECODED),
         knows_text=tokenizer is not None,
-        model=None if model is None else _with(model, hardware, limited, without_limits),
+        model=None if model is None else _model_analysis(model, hardware, limited, without_limits),
         tree_refusals=traces.tree_refusals if model is None else model.tree_refusals,
     )
 
 
-def _laid_out(rollouts: Sequence[Rollout], level: Level, limits: Limits, tokenizer: Any) -> LaidOut:
-    return lay_out(rollouts, level, limits, tokenizer if level == "trajectory" else None)
+def _laid_out(
+    rollouts: Sequence[Rollout], level: LevelName, limits: Limits, tokenizer: Any
+) -> LaidOut:
+    return lay_out(rollouts, level, limits, tokenizer if Level.of(level).merges_calls else None)
 
 
-def _with(
+def _model_analysis(
     model: ModelShape,
     hardware: Hardware | None,
-    layouts: Mapping[Level, Layout],
-    without_limits: Mapping[Level, Layout],
+    layouts: Mapping[LevelName, Layout],
+    without_limits: Mapping[LevelName, Layout],
 ) -> ModelAnalysis:
     hardware = hardware or Hardware()
     costs, of_all = (
@@ -178,3 +199,15 @@ def _rewards(rollouts: Sequence[RolloutEntry]) -> Rewards:
         groups=len(several),
         flat_groups=sum(len(set(rewards)) == 1 for rewards in several),
     )
+
+
+def breaks_of(mismatches: Sequence[Mismatch]) -> list[Break]:
+    """Count broken prefixes by kind, those that occur."""
+    of_kind: dict[str, list[Mismatch]] = defaultdict(list)
+    for mismatch in mismatches:
+        of_kind[mismatch.kind].append(mismatch)
+    return [
+        Break(kind, len(of_kind[kind]), sum(mismatch.index for mismatch in of_kind[kind]))
+        for kind in MISMATCH_KINDS
+        if of_kind[kind]
+    ]

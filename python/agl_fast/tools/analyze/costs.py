@@ -1,4 +1,4 @@
-"""What an update with rows of a level costs: an estimate from sizes alone."""
+"""Estimate the cost of an update with a level's rows from sizes alone."""
 
 from __future__ import annotations
 
@@ -6,26 +6,29 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
+from agl_fast.rows.levels import Level
+
 if TYPE_CHECKING:
     from agl_fast.tools.analyze.layouts import Layout
     from agl_fast.tools.analyze.model_shape import ModelShape
 
 MICRO_BATCH_TOKENS = 16384
-# Of a parameter: itself, its gradient and Adam's two moments in float32, as verl's FSDP keeps them.
+# Per parameter: weight, gradient and Adam's two moments in float32, as in verl's FSDP.
 # "ZeRO" (arXiv 1910.02054, section 3.1) counts 16 bytes as well, for 16-bit weights with a copy.
 STATE_BYTES = 16
 _FLOAT32 = 4
-# Level tree computes so many logits at a time: verl.tree.scores.LOGITS_AT_ONCE.
+# Logits that level tree computes at a time: agl_fast.tree.scores.LOGITS_AT_ONCE.
 LOGITS_AT_ONCE = 2**26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """
+    """Hardware and settings of the estimates.
+
     Attributes:
-        micro_batch_tokens: that rows are packed into.
-        tflops: that are reached, in all; None: unknown, and so is the time.
-        activation_bytes: of a number in forward and backward, 2 in bfloat16.
+        micro_batch_tokens: tokens per micro-batch.
+        tflops: achieved TFLOP/s of all GPUs together; None: no estimate of time.
+        activation_bytes: bytes per activation value, 2 in bfloat16.
     """
 
     micro_batch_tokens: int = MICRO_BATCH_TOKENS
@@ -43,13 +46,13 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Of one forward and backward pass over all rows of a level.
+    """Cost of one forward and backward pass over all rows of a level.
 
     Attributes:
         flops, flops_recomputed: without and with gradient checkpointing.
-        seconds, seconds_recomputed: likewise; None where no speed is known.
-        activation_bytes, activation_bytes_recomputed: at the peak, of the largest micro-batch.
-        micro_batch: its tokens.
+        seconds, seconds_recomputed: likewise; None if the speed is unknown.
+        activation_bytes, activation_bytes_recomputed: peak of the largest micro-batch.
+        micro_batch: tokens of the largest micro-batch.
     """
 
     flops: int
@@ -77,7 +80,7 @@ def costs_of(layout: Layout, model: ModelShape, hardware: Hardware) -> Costs:
 
 
 def flops(layout: Layout, model: ModelShape, *, recomputed: bool) -> int:
-    """Floating point operations of a forward and a backward pass, an addition or product each::
+    """Floating-point operations (additions and products) of a forward and a backward pass::
 
         6 · weights of the layers · tokens
         + 12 · layers · heads · head width · attended
@@ -95,20 +98,20 @@ def flops(layout: Layout, model: ModelShape, *, recomputed: bool) -> int:
     passes = 4 if recomputed else 3  # a backward pass is two forward passes
     attention = 4 * model.layers * model.heads * model.head_width * layout.attended
     matrices = 2 * model.layers * model.layer_parameters * layout.tokens
-    passes_of_head = 4 if layout.level == "tree" else 3
+    passes_of_head = 4 if Level.of(layout.level).is_tree else 3
     head = 2 * model.head_parameters * layout.scored
     return passes * (matrices + attention) + passes_of_head * head
 
 
 def state_bytes(model: ModelShape) -> int:
-    """Of weights, gradients and Adam's moments, all GPUs together."""
+    """Bytes of weights, gradients and Adam's moments, all GPUs together."""
     return STATE_BYTES * model.parameters
 
 
 def _activation_bytes(
     layout: Layout, model: ModelShape, hardware: Hardware, micro_batch: int, recomputed: bool
 ) -> int:
-    """What the backward pass needs of one micro-batch, at the peak.
+    """Peak activation memory of one micro-batch.
 
     Counted as Korthikanti et al. 2022 do (arXiv 2205.05198, section 4.1), for a layer with
     grouped keys, a gated MLP, attention that keeps no scores, and norms in float32. On top come
@@ -126,7 +129,7 @@ def _activation_bytes(
     )
     scored = -(-layout.scored * micro_batch // max(1, layout.tokens))
     logits = scored * model.vocabulary
-    if layout.level == "tree":
+    if Level.of(layout.level).is_tree:
         # as computed, in float32, and the gradients of both
         logits_bytes = min(logits, LOGITS_AT_ONCE) * 2 * (size + _FLOAT32)
     else:

@@ -1,4 +1,4 @@
-"""The sizes of a model, read from its Hugging Face configuration alone."""
+"""Read the sizes of a model from its Hugging Face configuration."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from agl_fast.model_facts import tree_refusals, uneven_layers
 
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-# Two matrices in a layer's MLP; the others have a gate, too.
+# Model types whose MLP has two matrices; the others have a gate as well.
 _WITHOUT_GATE = {"codegen", "gpt_neox", "nemotron", "persimmon", "phi", "starcoder2"}
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-# What makes some layers other than the rest, and the value of models without it.
+# Fields that make some layers differ, with the value of models without them.
 _UNEVEN = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
@@ -25,20 +25,20 @@ _UNEVEN = {
 
 
 class ModelConfigError(ValueError):
-    """A configuration's field is missing, wrong, or means a model whose cost is not known here."""
+    """A field of the configuration is missing or wrong, or the model is not supported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A decoder whose layers are alike and attend to everything before them.
+    """A decoder with equal layers and full causal attention.
 
     Attributes:
         hidden, layers, heads, key_heads, head_width, vocabulary: sizes.
-        inner: of a layer's MLP; with experts, of those that a token passes, together.
-        stored_inner: with all experts.
-        inner_matrices: hidden × inner each.
-        tied: the lm_head is the embedding.
-        tree_refusals: why level tree does not take it; empty: it does.
+        inner: intermediate size of a layer's MLP; with experts, the sum of the active ones.
+        stored_inner: the sum over all experts.
+        inner_matrices: number of hidden × inner matrices.
+        tied: whether the lm_head is the embedding.
+        tree_refusals: why level tree does not support the model; empty if it does.
     """
 
     hidden: int
@@ -55,9 +55,9 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of one layer's matrices that a token passes.
+        """Active weights of one layer.
 
-        Biases, norms and what chooses experts are left out: under a hundredth.
+        Biases, norms and routers are not counted (less than 1 %).
         """
         return self._layer_parameters(self.inner)
 
@@ -77,13 +77,14 @@ class ModelShape:
 
 
 def read_model_shape(path: str | os.PathLike[str]) -> ModelShape:
-    """
+    """Read a model's sizes from its configuration, without its weights.
+
     Args:
-        path: of a config.json, or of the folder that holds one. No weights are read.
+        path: of a config.json, or of its folder.
 
     Raises:
         OSError: the file cannot be read.
-        ModelConfigError: it is no configuration of a plain decoder; the message names the field.
+        ModelConfigError: not the configuration of a plain decoder; the message names the field.
     """
     path, config = _read(path)
     try:
@@ -151,7 +152,7 @@ def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> i
 
 
 def _inner(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Of a layer's MLP: what a token passes, and all there is."""
+    """Intermediate size of a layer's MLP: of the active experts, and of all."""
     experts = next((_size(config, name) for name in _EXPERTS if config.get(name)), 1)
     if experts == 1:
         inner = _size(config, "intermediate_size")
@@ -172,7 +173,7 @@ def _inner(config: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _refuse_others(config: Mapping[str, Any], model: Any) -> None:
-    """Models whose layers cost something else."""
+    """Refuse models whose layers have other costs."""
     kinds = config.get("layer_types")
     if not isinstance(kinds, list | None):
         raise ModelConfigError(f"layer_types: expected a list, got {kinds!r}")
@@ -185,7 +186,7 @@ def _refuse_others(config: Mapping[str, Any], model: Any) -> None:
 
 
 def _as_transformers_reads_it(config: Mapping[str, Any]) -> Any:
-    """With the defaults of the model's type; as it is where transformers does not know better."""
+    """Add the defaults of the model type, if transformers knows it."""
     try:
         from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoConfig

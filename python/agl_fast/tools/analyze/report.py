@@ -1,4 +1,4 @@
-"""An analysis as text, and as JSON."""
+"""Format an analysis as text or JSON."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import asdict
 from typing import Any
 
 from agl_fast.rows.accounting import DROP_REASONS
-from agl_fast.rows.mismatch import AGENT_LIGHTNING_NAMES
+from agl_fast.rows.levels import LEVELS
+from agl_fast.rows.mismatches import AGENT_LIGHTNING_NAMES
 from agl_fast.tools.analyze.advice import advice, best_level
 from agl_fast.tools.analyze.analysis import Analysis, ModelAnalysis
-from agl_fast.tools.analyze.limits import LEVELS
 
 _LIMITS = ("max_prompt_length", "max_response_length", "max_total_length", "tree_max_tokens")
 _GIB = 2**30
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:
-    """Everything, in plain types; names are those of the classes' attributes."""
+    """The analysis in plain types, named as the attributes."""
     found = asdict(analysis)
     for level in LEVELS:
         found["layouts"][level]["lost"] = analysis.layouts[level].lost
@@ -29,7 +29,7 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
 
 
 def as_text(analysis: Analysis) -> str:
-    """Tables, and the advice."""
+    """Tables and the recommendation."""
     parts = [
         "\n".join(_of_traces(analysis)),
         _table(["", *LEVELS], _of_layouts(analysis)),
@@ -58,15 +58,14 @@ def _of_traces(analysis: Analysis) -> Iterator[str]:
         f"rewards: {rewards.mean:.3g} on average, {rewards.lowest:.3g} to {rewards.highest:.3g}"
         + (f"; {rewards.missing:,} rollouts have none" if rewards.missing else "")
         + (
-            f"; {rewards.flat_groups:,} of {rewards.groups:,} samples with several rollouts gave "
-            "one reward only"
+            f"; {rewards.flat_groups:,} of {rewards.groups:,} groups have equal rewards"
             if rewards.groups
             else ""
         )
     )
     if analysis.statuses:
         told = ", ".join(f"{n:,} {status}" for status, n in sorted(analysis.statuses.items()))
-        yield f"ended: {told}; all of them are counted here"
+        yield f"final status: {told}; all are counted"
     yield from analysis.notes
 
 
@@ -102,7 +101,7 @@ def _of_layouts(analysis: Analysis) -> Iterator[list[str]]:
 def _of_each_trained(
     analysis: Analysis, per_trained: str, ratio: str, costs: Sequence[float]
 ) -> Iterator[list[str]]:
-    """A level that loses tokens is cheap, so that costs compare where all train as many."""
+    """Cost per trained token, and ratios of costs if all levels train the same tokens."""
     trained = [analysis.layouts[level].accounting.trained for level in LEVELS]
     shares = [cost / n if n else None for cost, n in zip(costs, trained, strict=True)]
     yield [per_trained, *("-" if each is None else f"{each:.3g}" for each in shares)]

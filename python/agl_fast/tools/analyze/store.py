@@ -1,4 +1,4 @@
-"""Finished rollouts of an Agent-lightning store, with the calls that its spans tell."""
+"""Read finished rollouts and their calls from an Agent-lightning store."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from agentlightning import (
 from agentlightning.emitter.reward import get_reward_value
 
 from agl_fast.rows.calls import Rollout
-from agl_fast.tools.analyze.limits import LEVELS, limits_of
+from agl_fast.rows.levels import LEVELS
+from agl_fast.rows.options import limits_of
 from agl_fast.tools.analyze.traces import Traces
 
 _FINISHED = ("succeeded", "failed", "cancelled")
 
 
 class StoreError(ValueError):
-    """A store has nothing that could be analyzed; the message says why."""
+    """A store has nothing to analyze; the message gives the reason."""
 
 
 def read_store(url: str, given: Mapping[str, int | None] | None = None) -> Traces:
-    """Ask a store for its finished rollouts, and for the spans of each one's latest attempt.
+    """Query a store for its finished rollouts and the spans of their latest attempts.
 
-    Token ids are those that spans hold: Agent-lightning's tracers write what an agent's client was
-    answered, its own LLM proxy what the server gave.
+    Token ids come from the spans. Agent-lightning's tracers record what the agent's client
+    received, its LLM proxy what the server returned.
 
     Args:
-        url: where a LightningStoreServer listens.
+        url: of a LightningStoreServer.
         given: limits by name; None: not given.
 
     Raises:
-        ConnectionError: nothing answers there as a store does.
+        ConnectionError: no store answers at the URL.
         StoreError: no rollout is finished, or no call has token ids.
     """
     return asyncio.run(_read(url, given))
@@ -51,7 +52,7 @@ async def _read(url: str, given: Mapping[str, int | None] | None) -> Traces:
         rollouts, n_calls = [], 0
         for each in found.items:
             attempt = await client.get_latest_attempt(each.rollout_id)
-            if attempt is None:  # cancelled before anyone began it
+            if attempt is None:  # cancelled before it started
                 continue
             spans = await client.query_spans(each.rollout_id, attempt.attempt_id)
             in_order = sorted(spans.items, key=lambda span: span.sequence_id)
@@ -83,7 +84,7 @@ async def _read(url: str, given: Mapping[str, int | None] | None) -> Traces:
 
 
 def _triplets(spans: Sequence[Any]) -> list[Triplet]:
-    """Of both kinds of spans that hold ids, those that hold more: they tell the same calls."""
+    """Read triplets from both kinds of spans of the same calls; return the larger set."""
     if not spans:
         return []
     traced: list[Triplet] = TracerTraceToTriplet().adapt(spans)

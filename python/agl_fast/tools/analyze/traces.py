@@ -1,4 +1,4 @@
-"""Files of calls, with the limits that they were recorded under."""
+"""Read files of calls with their limits."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any
 
 from agl_fast.recording import Recording, RecordingError, read_recording
 from agl_fast.rows.calls import Rollout
-from agl_fast.rows.row_options import Level
-from agl_fast.tools.analyze.limits import LEVELS, Limits, limits_of
+from agl_fast.rows.levels import LEVELS, LevelName
+from agl_fast.rows.options import Limits, limits_of
 from agl_fast.tools.analyze.model_shape import ModelConfigError, read_tree_refusals
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Traces:
-    """What agents did.
+    """Recorded rollouts.
 
     Attributes:
-        source: where it was read.
-        rollouts: all of it; no two have the same rollout_id.
-        limits: of each level.
-        notes: what the reader left out, for people.
-        tree_refusals: why level tree does not take the recorded run's model, where its
-            configuration can be read; empty: it does, or is not known.
+        source: file names or URL.
+        rollouts: with unique rollout_ids.
+        limits: per level.
+        notes: what was not read, in words.
+        tree_refusals: why level tree does not support the recorded run's model; empty if it does,
+            or if the model's configuration cannot be read.
     """
 
     source: str
     rollouts: Sequence[Rollout]
-    limits: Mapping[Level, Limits]
+    limits: Mapping[LevelName, Limits]
     notes: Sequence[str] = ()
     tree_refusals: Sequence[str] = ()
 
@@ -38,17 +38,17 @@ class Traces:
 def read_traces(
     paths: Sequence[str | os.PathLike[str]], given: Mapping[str, int | None] | None = None
 ) -> Traces:
-    """Read recordings and files of token traces (docs/recording.md) as one.
+    """Read recordings and files of token traces (docs/recording.md) together.
 
     Args:
-        paths: of several, ids are told apart by the file.
-        given: limits by name, instead of those of the headers; None: not given.
+        paths: of the files; with several, ids are prefixed by the path.
+        given: limits by name that replace those of the headers; None: not given.
 
     Raises:
         OSError: a file cannot be read.
-        RecordingError: something in it is wrong, or it has no rollouts.
+        RecordingError: a file is not a valid recording, or has no rollouts.
         ValueError: the headers of the files have different limits, and none is given.
-        TypeError: a header says something else than limits.
+        TypeError: a group of a header is not an object.
     """
     recordings = [read_recording(path) for path in paths]
     limits = {level: _limits(recordings, level, given) for level in LEVELS}
@@ -70,7 +70,7 @@ def read_traces(
 
 
 def _tree_refusals(about: Mapping[str, Any]) -> Sequence[str]:
-    """Of the model that the run's settings name, where it is a folder of this machine."""
+    """Refusals of the run's model, if it is a local folder."""
     found: Any = about.get("settings")
     for name in ("actor_rollout_ref", "model", "path"):
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -83,7 +83,7 @@ def _tree_refusals(about: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _limits(
-    recordings: Sequence[Recording], level: Level, given: Mapping[str, int | None] | None
+    recordings: Sequence[Recording], level: LevelName, given: Mapping[str, int | None] | None
 ) -> Limits:
     first, *others = (limits_of(level, each.about, given) for each in recordings)
     for recording, other in zip(recordings[1:], others, strict=True):

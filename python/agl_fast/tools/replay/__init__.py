@@ -1,4 +1,4 @@
-"""Recordings into rows, metrics and one training step, without agents."""
+"""Replay a recording: rows, metrics and one training step, without agents."""
 
 from __future__ import annotations
 

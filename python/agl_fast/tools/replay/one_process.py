@@ -1,4 +1,4 @@
-"""verl's engine in this process, without Ray: a process group of one."""
+"""Run verl's engine in this process, without Ray."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from agl_fast.verl.entrypoint import worker_classes
 
 @contextmanager
 def one_process() -> Iterator[None]:
-    """The environment of a process group with this process alone, which is ended afterwards.
+    """Set up the environment of a one-process group, and destroy the group afterwards.
 
     Raises:
-        RuntimeError: this process is in a process group already.
+        RuntimeError: this process already belongs to a process group.
     """
     if dist.is_initialized():
         raise RuntimeError("this process is in a process group already: replay in one of its own")
@@ -47,13 +47,13 @@ def one_process() -> Iterator[None]:
 
 
 class OneProcess:
-    """Stands for verl's worker group of actor and reference.
+    """Replaces verl's worker group of actor and reference.
 
     Args:
         config: the whole configuration, resolved.
         model: folder of the actor's weights.
-        reference: folder of the reference's; None: there is none.
-        seed: of everything random.
+        reference: folder of the reference's weights; None: no reference.
+        seed: of all random generators.
     """
 
     def __init__(self, config: Any, model: str, reference: str | None, *, seed: int) -> None:
@@ -84,13 +84,13 @@ class OneProcess:
         self._actor.set_loss_fn(loss)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The actor's, by name, on the CPU."""
+        """The actor's weights by name, on the CPU."""
         module = self._actor.engine.module
         return {name: _whole(value).cpu().clone() for name, value in module.named_parameters()}
 
 
 def fingerprint(weights: dict[str, torch.Tensor]) -> str:
-    """SHA-256 of all bits, in the order of the names."""
+    """SHA-256 of all weights, in the order of their names."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         digest.update(name.encode())
@@ -111,7 +111,7 @@ def _worker(config: Any, model: str) -> Any:
 
 
 def actor_worker(config: Any, worker_class: type[Any]) -> Any:
-    """verl's training worker with the actor's model and optimiser, as this process's rank.
+    """Create verl's training worker with the actor's model and optimizer in this process.
 
     Args:
         config: the whole configuration, resolved.
@@ -119,7 +119,7 @@ def actor_worker(config: Any, worker_class: type[Any]) -> Any:
     """
     parts = config.actor_rollout_ref
     actor = omega_conf_to_dataclass(parts.actor)
-    # What verl's own actor worker tells its engine.
+    # The engine settings of verl's own actor worker.
     engine = actor.engine
     engine.use_dynamic_bsz = actor.use_dynamic_bsz
     engine.max_token_len_per_gpu = actor.ppo_max_token_len_per_gpu

@@ -1,4 +1,4 @@
-"""A recording through the trainer's own rows and step."""
+"""Replay a recording through the trainer's own code."""
 
 from __future__ import annotations
 
@@ -8,35 +8,48 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# First: it keeps litellm, which agentlightning imports, off the internet.
-from agl_fast.rollouts import Outcome  # isort: skip
+# First: it disables litellm's download when agentlightning imports it.
+import agl_fast.rollouts  # isort: skip
 
 import torch
 from omegaconf import OmegaConf
 
 import agl_fast
 from agl_fast.recording import Recording, read_recording
-from agl_fast.rollouts.finished import SUCCEEDED
 from agl_fast.rollouts.training_rows import TrainingRows
+from agl_fast.rows.options import header_to_config
 from agl_fast.rows.token_summary import TokenSummary
-from agl_fast.tools.replay.replay_settings import replayed_config
 from agl_fast.training.credit import credit_assignment
 from agl_fast.training.run_recording import token_summary
 from agl_fast.training.step_metrics import configured_widths
+from agl_fast.verl.config import compose
+from agl_fast.verl.config.renamed_keys import leaves
+
+# For recordings without settings.
+_ADVANTAGES = {"algorithm": {"adv_estimator": "grpo"}}
+# Paths and resources of the recorded run.
+_NOT_REPLAYED = (
+    "agentlightning.record_dir",
+    "agentlightning.trace_aggregator.mismatch_log_dir",
+    "trainer.logger",
+    "trainer.n_gpus_per_node",
+    "trainer.nnodes",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """What became of a recording. ``print`` shows it.
+    """Result of a replay. ``print`` shows it.
 
     Attributes:
         recording: as read.
         batch: its rows.
         metrics: ``training/*``, and with a model those of the step.
-        summary: where the sampled tokens went.
+        summary: sampled tokens by class, in words.
         weights: after the step, by name; empty without a model.
-        fingerprint: SHA-256 of them; None without a model.
-        seconds: that the parts of the step took, by name as in ``timing_s/*``.
+        fingerprint: SHA-256 of the weights; None without a model.
+        seconds: durations of the step's parts, by name as in ``timing_s/*``.
     """
 
     recording: Recording
@@ -73,21 +86,22 @@ def replay(
     reference: str | os.PathLike[str] | None = None,
     seed: int = 0,
 ) -> Replay:
-    """Build a recording's rows as its run did; with a model, take the step it took.
+    """Rebuild a recording's rows; with a model, repeat the training step.
 
-    Same recording, settings, model and seed: the same update, bit for bit, on one machine's CPU.
+    On one machine's CPU, the same recording, settings, model and seed give a bit-identical update.
 
     Args:
-        overrides: of the recorded settings, as a tree; a recording without settings is learned
-            from by GRPO, all rollouts in one mini-batch.
-        model: folder with the weights that the step begins with. None: no step.
-        reference: folder of the reference policy, where the settings ask for one; None: the model.
-        seed: of everything random.
+        path: of the recording.
+        overrides: tree of settings laid over the recorded ones. A recording without settings is
+            trained with GRPO, all rollouts in one mini-batch.
+        model: folder of the weights before the step. None: no step.
+        reference: folder of the reference policy, if the settings use one; None: the model.
+        seed: of all random generators.
 
     Raises:
-        OSError, RecordingError: the file cannot be read, or something in it is wrong.
+        OSError, RecordingError: the file cannot be read, or is not a valid recording.
         TypeError, ValueError: a setting, or a recorded call, is wrong; the message names it.
-        EmptyBatchError: no rollout gives a row.
+        EmptyBatchError: no call has a row.
     """
     recording = read_recording(path)
     settings = OmegaConf.create(dict(overrides or {}))
@@ -124,21 +138,12 @@ def _rows(recording: Recording, config: Any) -> TrainingRows:
         reward_fillna_value=ours.reward_fillna_value,
     )
     for rollout in recording.rollouts:
-        rows.add(
-            Outcome(
-                rollout.rollout_id,
-                rollout.data_id,
-                rollout.sample or {},
-                rollout.status or SUCCEEDED,  # traces do not say
-                rollout.calls,
-                rollout.reward,
-            )
-        )
+        rows.add(rollout)
     return rows
 
 
 def _with_step(built: Replay, config: Any, model: str, reference: str, seed: int) -> Replay:
-    # Only now: a step needs verl's engine, rows do not.
+    # Imported late: only a step needs verl's engine.
     from agl_fast.tools.replay.one_process import OneProcess, fingerprint, one_process
     from agl_fast.training import ppo_step
 
@@ -178,3 +183,41 @@ def _kl_controller(config: Any) -> Any:
     from verl.trainer.ppo.core_algos import get_kl_controller
 
     return get_kl_controller(config.algorithm.kl_ctrl)
+
+
+def replayed_config(recording: Recording, overrides: Mapping[str, Any]) -> Any:
+    """Compose the recorded settings with the user's overrides, resolved, for one process.
+
+    Raises:
+        TypeError, ValueError: a setting is invalid; the message names the key.
+    """
+    rows, recorded = recording.about.get("rows"), recording.about.get("settings")
+    settings = OmegaConf.merge(
+        OmegaConf.create(header_to_config(rows) if rows else {}),
+        OmegaConf.create(recorded or {**_ADVANTAGES, **_of_groups(recording)}),
+    )
+    OmegaConf.set_struct(settings, False)
+    for key in _NOT_REPLAYED:
+        group, _, name = key.rpartition(".")
+        node = OmegaConf.select(settings, group)
+        if node is not None and name in node:
+            del node[name]
+    # Recorded keys may be unknown to this version; an unknown override is an error.
+    accepted = [key for key, _ in leaves(OmegaConf.to_container(settings))]
+    merged = OmegaConf.merge(settings, OmegaConf.create(dict(overrides)))
+    config = compose(merged, added=accepted).config
+    OmegaConf.resolve(config)
+    return config
+
+
+def _of_groups(recording: Recording) -> dict[str, Any]:
+    """Settings that put all rollouts into one mini-batch, whatever the group sizes."""
+    n_rollouts = max(1, len(recording.rollouts))
+    n_groups = max(1, len({rollout.data_id for rollout in recording.rollouts}))
+    return {
+        "data": {"train_batch_size": n_groups},
+        "actor_rollout_ref": {
+            "actor": {"ppo_mini_batch_size": n_groups, "use_dynamic_bsz": True},
+            "rollout": {"n": -(-n_rollouts // n_groups), "log_prob_micro_batch_size_per_gpu": 1},
+        },
+    }

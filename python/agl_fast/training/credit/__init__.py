@@ -1,5 +1,6 @@
-"""What a rollout's calls learn from: the hook of the user's own, then a credit strategy by name."""
+"""The rollout hook and the credit strategies of calls."""
 
+from agl_fast.rows.calls import trainable_calls
 from agl_fast.training.credit.assignment import CreditAssignment, credit_assignment
 from agl_fast.training.credit.hook import NamedHook, RolloutHook, load_hook
 from agl_fast.training.credit.strategies import (
@@ -8,7 +9,6 @@ from agl_fast.training.credit.strategies import (
     identical,
     last_call,
     per_call,
-    trainable_calls,
 )
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What becomes of a rollout between the store and the rows: the hook, then credit."""
+"""The rollout hook, then the credit strategy, on every training rollout."""
 
 from __future__ import annotations
 
@@ -14,31 +14,34 @@ from agl_fast.training.credit.strategies import STRATEGIES, discounted, identica
 
 @dataclass(frozen=True)
 class CreditAssignment:
-    """Applied to every training rollout.
+    """The hook and the credit strategy of a run.
 
     Attributes:
-        hook: None: the rollouts as they are.
-        strategy: says what the calls of each of them learn from.
+        hook: None leaves rollouts unchanged.
+        strategy: assigns credit or rewards to the calls of a rollout.
     """
 
     hook: NamedHook | None = None
     strategy: Callable[[agl_fast.Rollout], agl_fast.Rollout] = identical
 
     def __call__(self, rollout: agl_fast.Rollout) -> list[agl_fast.Rollout]:
-        """The rollouts that take its place; none where the hook leaves it out.
+        """The rollouts to train in place of this one; none if the hook removes it.
 
         Raises:
-            RuntimeError, TypeError, ValueError: of the hook.
+            RuntimeError, TypeError, ValueError: the hook failed (`NamedHook`).
         """
         rollouts = [rollout] if self.hook is None else self.hook(rollout)
         return [self.strategy(each) for each in rollouts]
 
 
 def credit_assignment(settings: Any) -> CreditAssignment:
-    """As `agentlightning` of the configuration says.
+    """The credit assignment of a run.
+
+    Args:
+        settings: `agentlightning` of the configuration.
 
     Raises:
-        ValueError: there is no such hook. TypeError: it cannot be called.
+        ValueError: the hook does not exist. TypeError: it is not callable.
     """
     path = settings.get("rollout_hook")
     strategy: Callable[[agl_fast.Rollout], agl_fast.Rollout]

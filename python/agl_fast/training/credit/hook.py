@@ -1,4 +1,4 @@
-"""The user's own function on rollouts, `agentlightning.rollout_hook`."""
+"""The rollout hook, `agentlightning.rollout_hook`: a user's function of a rollout."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ _SMALLEST: dict[str, Any] = {"max_prompt_length": 1, "max_response_length": 1, "
 
 @dataclass(frozen=True)
 class NamedHook:
-    """A hook whose answers are checked.
+    """A hook with checks of its return values.
 
     Attributes:
-        function: takes a rollout; answers with one, with several that take its place, or with None
-            to leave it out.
+        function: takes a rollout and returns one, several that replace it, or None to remove it.
         name: for errors.
     """
 
@@ -29,30 +28,31 @@ class NamedHook:
     name: str
 
     def __call__(self, rollout: agl_fast.Rollout) -> list[agl_fast.Rollout]:
-        """
+        """Call the hook and check what it returns.
+
         Raises:
             RuntimeError: the function raised; its error is the cause.
-            TypeError, ValueError: it returned something wrong; the message names the hook, the
-                rollout, the field and its value.
+            TypeError, ValueError: invalid return value; the message names the hook, the rollout,
+                the field and its value.
         """
-        given = rollout.rollout_id
+        rollout_id = rollout.rollout_id
         try:
             answer = self.function(rollout)
         except Exception as error:
             raise RuntimeError(
-                f"{self._title} failed on rollout {given!r}: {type(error).__name__}: {error}"
+                f"{self._title} failed on rollout {rollout_id!r}: {type(error).__name__}: {error}"
             ) from error
         if answer is None:
             return []
         if isinstance(answer, list | tuple):
             for index, each in enumerate(answer):
-                self._check(each, given, f"[{index}]")
+                self._check(each, rollout_id, f"[{index}]")
             return list(answer)
-        self._check(answer, given, "")
+        self._check(answer, rollout_id, "")
         return [answer]  # type: ignore[list-item]
 
     def refuse_known_id(self, rollout_id: str) -> ValueError:
-        """For a rollout whose id another one of the step has."""
+        """The error for a rollout_id that another rollout of the step has."""
         return ValueError(
             f"{self._title} returned a Rollout with rollout_id {rollout_id!r}, which "
             "another rollout of this step has: each needs one of its own"
@@ -62,8 +62,8 @@ class NamedHook:
     def _title(self) -> str:
         return f"agentlightning.rollout_hook={self.name!r}"
 
-    def _check(self, answer: Any, given: str, place: str) -> None:
-        where = f"{self._title}: its answer{place} for rollout {given!r}"
+    def _check(self, answer: Any, rollout_id: str, place: str) -> None:
+        where = f"{self._title}: its answer{place} for rollout {rollout_id!r}"
         if not isinstance(answer, agl_fast.Rollout):
             raise TypeError(
                 f"{where} must be a Rollout, a list of them, or None to leave it out; got "
@@ -73,7 +73,7 @@ class NamedHook:
             if not isinstance(getattr(answer, field), str):
                 raise TypeError(f"{where}: {field} must be a str, got {getattr(answer, field)!r}")
         try:
-            # A builder reads every field; this one builds nothing.
+            # Planning a rollout validates every field.
             agl_fast.BatchBuilder(max_prompt_length=1, max_response_length=1, pad_token_id=0).add(
                 answer
             )
@@ -82,23 +82,23 @@ class NamedHook:
 
 
 def load_hook(path: str) -> NamedHook:
-    """The function at `module:function`.
+    """Import the function at `module:function`.
 
     Raises:
-        ValueError: it is not written so, or there is none. TypeError: it cannot be called.
+        ValueError: invalid path, or no such function. TypeError: it is not callable.
     """
     key = f"agentlightning.rollout_hook={path!r}"
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):
         raise ValueError(f"{key}: expected module:function, as in my_package.credit:drop_short")
     try:
-        found: Any = import_module(module_name)
+        function: Any = import_module(module_name)
     except ImportError as error:
         raise ValueError(f"{key}: {module_name} cannot be imported: {error}") from error
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(function, part):
             raise ValueError(f"{key}: {module_name} has no {name}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise TypeError(f"{key}: expected a function of a Rollout, got {found!r}")
-    return NamedHook(found, path)
+        function = getattr(function, part)
+    if not callable(function):
+        raise TypeError(f"{key}: expected a function of a Rollout, got {function!r}")
+    return NamedHook(function, path)

@@ -1,6 +1,6 @@
-"""Credit strategies: functions from a rollout to one whose calls say what they learn from.
+"""Credit strategies: functions that set the `credit` or `reward` of a rollout's calls.
 
-A call's `credit` is its share of the rollout's advantage, its `reward` what it earned itself.
+A call's `credit` is the factor on the rollout's advantage; its `reward` is its own.
 docs/algorithm.md has the formulas.
 """
 
@@ -10,37 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 
 import agl_fast
-from agl_fast.rows.call_rewards import final_reward, read_rewards
-from agl_fast.rows.duplicates import originals
-
-
-def trainable_calls(rollout: agl_fast.Rollout) -> list[int]:
-    """Indices of the calls that can be trained: docs/rows.md, "Details", Classes."""
-    return [
-        index
-        for index, (call, original) in enumerate(
-            zip(rollout.calls, originals(rollout.calls), strict=True)
-        )
-        if index == original
-        and call.trainable
-        and call.finish_reason != "abort"
-        and len(call.prompt_ids) > 0
-        and len(call.response_ids) > 0
-    ]
+from agl_fast.rows.calls import originals, trainable_calls
+from agl_fast.rows.rewards import final_reward, read_rewards
 
 
 def identical(rollout: agl_fast.Rollout) -> agl_fast.Rollout:
-    """Every call learns from the rollout's reward alike (arXiv 2508.03680)."""
+    """Identical assignment: every call gets the rollout's advantage (arXiv 2508.03680)."""
     return rollout
 
 
 def last_call(rollout: agl_fast.Rollout) -> agl_fast.Rollout:
-    """Only the last trainable call learns."""
+    """Credit 1 for the last trainable call, 0 for the others."""
     return _with_credits(rollout, dict.fromkeys(trainable_calls(rollout)[-1:], 1.0))
 
 
 def discounted(rollout: agl_fast.Rollout, discount: float) -> agl_fast.Rollout:
-    """A call learns `discount` times as much as the next trainable one; the last one fully."""
+    """Credit 1 for the last trainable call, `discount` times the next one's for earlier calls."""
     calls = trainable_calls(rollout)
     return _with_credits(
         rollout, {call: discount ** (len(calls) - 1 - i) for i, call in enumerate(calls)}
@@ -48,22 +33,21 @@ def discounted(rollout: agl_fast.Rollout, discount: float) -> agl_fast.Rollout:
 
 
 def per_call(rollout: agl_fast.Rollout) -> agl_fast.Rollout:
-    """Every call learns from its own reward, 0 where it has none.
+    """Every call gets its own reward, 0 if it has none.
 
-    The reward of a call that was recorded several times counts once; if the records differ, the
-    last one counts. Where no call has a reward, the last trainable call has the rollout's. The
-    rollout's own reward is what `build_batch` makes of the given rollout; a rollout without any
-    reward stays without one.
+    The reward of a duplicate call counts once; if the records differ, the last one counts. If no
+    call has a reward, the last trainable call gets the rollout's. The rollout's final reward is the
+    one that `build_batch` determines; a rollout without any reward is unchanged.
 
     Raises:
         TypeError, ValueError: a reward is not a finite number; the message names it.
     """
-    given = read_rewards(rollout.rollout_id, rollout.calls)
-    final = final_reward(rollout.rollout_id, rollout.reward, given)
+    recorded = read_rewards(rollout.rollout_id, rollout.calls)
+    final = final_reward(rollout.rollout_id, rollout.reward, recorded)
     trainable = trainable_calls(rollout)
-    rewards = [0.0] * len(given)
-    if any(reward is not None for reward in given):
-        for original, reward in zip(originals(rollout.calls), given, strict=True):
+    rewards = [0.0] * len(recorded)
+    if any(reward is not None for reward in recorded):
+        for original, reward in zip(originals(rollout.calls), recorded, strict=True):
             if reward is not None:
                 rewards[original] = reward
     elif final is not None and trainable:
@@ -89,7 +73,7 @@ STRATEGIES: dict[str, Callable[..., agl_fast.Rollout]] = {
 def _with_credits(
     rollout: agl_fast.Rollout, credits_of_calls: Mapping[int, float]
 ) -> agl_fast.Rollout:
-    """Calls that are not named have none."""
+    """A copy of the rollout with these credits by call index, 0 for other calls."""
     changed = [copy(call) for call in rollout.calls]
     for index, call in enumerate(changed):
         call.credit = credits_of_calls.get(index, 0.0)

@@ -1,4 +1,4 @@
-"""The actor's objective, as every worker computes it for a micro-batch."""
+"""The actor's objective, computed by every worker for each micro-batch."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class PolicyObjective:
     """Σ weight × (policy loss - entropy_coeff × entropy + kl_loss_coef × KL) over trained tokens.
 
     verl's policy losses average over the rows of a micro-batch. Here they get rows of one token
-    each, or, where a token's loss depends on others, rows of one call each, and the weights in
-    place of verl's averages (`units.token_weights`).
+    each (rows of one call each if a token's loss depends on other tokens), and token weights
+    (`units.token_weights`) replace verl's averages.
 
-    Pickled into a worker, it raises ValueError there if the worker lacks the policy loss.
+    Unpickling raises ValueError in a worker without this policy loss.
 
     Args:
         config: verl's ActorConfig.
@@ -43,32 +43,32 @@ class PolicyObjective:
     def __call__(
         self, model_output: Any, data: Any, dp_group: Any = None
     ) -> tuple[torch.Tensor, Metrics]:
-        """The objective's part of this micro-batch, times the ranks that average gradients.
+        """The micro-batch's part of the objective, times the number of data-parallel ranks.
 
         Args:
-            model_output: nested log_probs and, if asked for, entropy of all tokens.
-            data: (b, R) each: response_mask, loss_weights, old_log_probs, advantages; where they
-                are used, call_index, ref_log_prob and rollout_is_weights.
+            model_output: nested log_probs of all tokens; nested entropy if requested.
+            data: (b, R) each: response_mask, loss_weights, old_log_probs, advantages; if used,
+                call_index, ref_log_prob and rollout_is_weights.
         """
         config, n_ranks = self.config, data["dp_size"]
         trained = data["response_mask"] != 0
         n_trained = trained.sum()
-        if n_trained == 0:  # fillers or rejected tokens alone, but every rank takes part
+        if n_trained == 0:  # padding rows or rejected tokens only, but every rank takes part
             trained[0, 0] = True
 
         def picked(values: torch.Tensor) -> torch.Tensor:
             of_tokens = values[trained]
-            if n_trained == 0:  # zeros that keep the graph, also of NaN and infinity
+            if n_trained == 0:  # zeros with a graph, also for NaN and infinity
                 return of_tokens.nan_to_num(0.0, 0.0, 0.0) * 0.0
             return of_tokens
 
         log_prob = picked(no_padding_2_padding(model_output["log_probs"], data))
-        precision = torch.promote_types(log_prob.dtype, torch.float32)  # sums are taken in it
+        precision = torch.promote_types(log_prob.dtype, torch.float32)  # of sums
         weights = data["loss_weights"][trained].to(precision) * n_ranks
-        policy_loss, found = self._policy_loss(log_prob, weights, trained, picked, data)
-        # verl's are means over the tokens that its loss is given.
+        policy_loss, of_verl = self._policy_loss(log_prob, weights, trained, picked, data)
+        # verl's metrics are means over the tokens of this micro-batch.
         share = n_trained * n_ranks / max(data["batch_num_tokens"], 1)
-        metrics: Metrics = {name: _summed(value * share) for name, value in found.items()}
+        metrics: Metrics = {name: _summed(value * share) for name, value in of_verl.items()}
         metrics["actor/pg_loss"] = _summed(policy_loss)
 
         loss = policy_loss
@@ -97,13 +97,13 @@ class PolicyObjective:
         rows = TokensAsRows() if is_of_tokens(name) else CallsAsRows(data["call_index"], trained)
         importance = picked(data["rollout_is_weights"]) if "rollout_is_weights" in data else None
         advantages = rows.place(picked(data["advantages"]))
-        if name == "geo_mean":  # a mean over rows, of what is proportional to their advantages
+        if name == "geo_mean":  # a mean over rows, proportional to their advantages
             of_call = rows.place(weights).sum(dim=1, keepdim=True)
             advantages = advantages * of_call * len(of_call)
-        else:  # the others multiply every token by its importance
+        else:  # the others multiply every token by its importance weight
             importance = weights if importance is None else weights * importance
         config.global_batch_info.clear()
-        # sapo always averages over rows: of one token each, with this divisor, that is their sum.
+        # sapo always averages over rows; with rows of one token and this divisor, that is a sum.
         config.global_batch_info.update(dp_size=1, global_batch_size=1)
         compute = get_policy_loss_fn(OF_ROLLOUTS.get(name, name))
         loss, metrics = compute(
@@ -148,10 +148,10 @@ class CallsAsRows:
         self._shape = (calls.shape[1], int(n_tokens.max()))
 
     def place(self, values: torch.Tensor) -> torch.Tensor:
-        """(tokens,) as (calls, tokens of the longest), zeros behind."""
+        """(tokens,) as (calls, length of the longest), right-padded with zeros."""
         return values.new_zeros(self._shape).index_put((self._call, self._place), values)
 
 
 def _summed(value: torch.Tensor | float) -> Metric:
-    """A metric of which every micro-batch has a part, times the ranks that verl averages over."""
+    """A metric summed over micro-batches, scaled for verl's average over ranks."""
     return Metric(AggregationType.SUM, value)

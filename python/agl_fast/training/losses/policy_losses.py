@@ -1,4 +1,4 @@
-"""The policy losses that can be asked for, and what each averages over."""
+"""Supported policy losses, and the unit that each averages over."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from agl_fast.training.losses.units import NEEDS_CALLS, Aggregation
 
-# Agent-lightning 1.0's names: verl's loss of the token, averaged over rollouts.
+# Agent-lightning 1.0's names: verl's token loss, averaged over rollouts.
 OF_ROLLOUTS = {"per_rollout_mean": "vanilla", "cispo_per_rollout_mean": "cispo"}
-# verl's losses in which a token's value does not depend on other tokens. Those of the user, which
-# are not listed, get calls as rows.
+# verl's losses in which a token's value does not depend on other tokens. Losses that are not
+# listed, such as user-defined ones, get calls as rows.
 OF_TOKENS = frozenset({"vanilla", "cispo", "dppo_kl", "dppo_tv", "dro", "gpg", "sapo"})
-# verl's formulas for these average over sequences, whatever loss_agg_mode says.
+# verl's formulas for these average over sequences and ignore loss_agg_mode.
 _FIXED: dict[str, Aggregation] = {"geo_mean": "seq-mean-token-mean", "sapo": "seq-mean-token-mean"}
 
 _PICKS_TOKENS = (
@@ -29,7 +29,7 @@ REFUSED = {
 
 
 def require_supported(actor: Any) -> None:
-    """Raise ValueError for a policy loss that would be computed wrongly.
+    """Raise ValueError for an unsupported policy loss.
 
     Args:
         actor: verl's `actor_rollout_ref.actor`.
@@ -46,12 +46,12 @@ def require_supported(actor: Any) -> None:
 
 
 def loss_mode(actor: Any) -> str:
-    """The policy loss that is asked for."""
+    """The configured policy loss."""
     return str(actor.policy_loss.get("loss_mode", "vanilla"))
 
 
 def aggregation_of(actor: Any) -> Aggregation:
-    """How policy, KL and entropy terms are averaged."""
+    """The unit over which policy, KL and entropy terms are averaged."""
     name = loss_mode(actor)
     if name in OF_ROLLOUTS:
         return "rollout-mean"
@@ -60,7 +60,7 @@ def aggregation_of(actor: Any) -> Aggregation:
 
 
 def needs_calls(actor: Any) -> bool:
-    """Whether the loss has to know which call sampled a token."""
+    """Whether the loss depends on which call sampled a token."""
     return aggregation_of(actor) in NEEDS_CALLS or not is_of_tokens(loss_mode(actor))
 
 
@@ -69,7 +69,7 @@ def is_of_tokens(name: str) -> bool:
 
 
 def require_registered(name: str) -> None:
-    """Raise ValueError where this process has no policy loss of that name."""
+    """Raise ValueError if no policy loss of that name is registered in this process."""
     wanted = OF_ROLLOUTS.get(name, name)
     if wanted not in POLICY_LOSS_REGISTRY:
         known = sorted({*POLICY_LOSS_REGISTRY, *OF_ROLLOUTS} - REFUSED.keys())

@@ -1,8 +1,8 @@
-"""What the objective averages over: tokens, calls or rollouts, never rows.
+"""Loss units: the objective averages over tokens, calls or rollouts, never over rows.
 
-An objective is a sum over the trained tokens of a mini-batch, each with a weight. The weights say
-all about units and denominators, so that a worker only sums: however a mini-batch is cut into rows,
-micro-batches and ranks, the sum is the same.
+An objective is a weighted sum over the trained tokens of a mini-batch. The weights contain units
+and denominators, so workers only sum, and the split into rows, micro-batches and ranks does not
+change the result.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ def token_weights(
     rollout_of_row: Sequence[Hashable],
     scale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """What each token counts in the objective of its mini-batch.
+    """The weight of each token in the objective of its mini-batch.
 
     Args:
-        trained: (B, R), not 0 on trained tokens.
-        mini_batches: the rows of each.
-        call_index: (B, R) int64, which call of its rollout sampled the token. Only where
-            `aggregation` is one of `NEEDS_CALLS`.
-        rollout_of_row: (B,) whose row it is.
-        scale_factor: what seq-mean-token-sum-norm divides by.
+        trained: (B, R), nonzero on trained tokens.
+        mini_batches: row indices of each mini-batch.
+        call_index: (B, R) int64 call that sampled each token; required for the aggregations
+            `NEEDS_CALLS`.
+        rollout_of_row: (B,) rollout of each row.
+        scale_factor: divisor of seq-mean-token-sum-norm.
 
     Returns:
-        (B, R) float64, 0 on tokens that are not trained and on rows of no mini-batch.
+        (B, R) float64, 0 on untrained tokens and on rows outside all mini-batches.
 
     Raises:
-        ValueError: `aggregation` is unknown, or needs a call_index that is not there.
+        ValueError: `aggregation` is unknown, or requires a missing call_index.
     """
     if aggregation not in get_args(Aggregation):
         expected = ", ".join(get_args(Aggregation))
@@ -62,7 +62,7 @@ def token_weights(
         )
     weights = torch.zeros(trained.shape, dtype=torch.float64)
     numbers: dict[Hashable, int] = {}
-    rollout = torch.tensor([numbers.setdefault(each, len(numbers)) for each in rollout_of_row])
+    rollout = torch.tensor([numbers.setdefault(id_, len(numbers)) for id_ in rollout_of_row])
     for rows in map(torch.from_numpy, mini_batches):
         row, column = trained[rows].nonzero(as_tuple=True)
         row = rows[row]
@@ -90,7 +90,7 @@ def _of_calls(aggregation: str, unit: torch.Tensor, scale_factor: float) -> torc
 
 
 def _mean_of_means(unit: torch.Tensor) -> torch.Tensor:
-    """1 / (units × tokens of the token's unit), for tokens that stand in the last dimension."""
+    """1 / (number of units × tokens of the token's unit); tokens are in the last dimension."""
     if unit.shape[-1] == 0:
         return torch.zeros(0, dtype=torch.float64)
     units, of_token, n_tokens = torch.unique(unit, dim=-1, return_inverse=True, return_counts=True)

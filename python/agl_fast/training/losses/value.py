@@ -1,4 +1,4 @@
-"""The critic's objective, as every worker computes it for a micro-batch."""
+"""The critic's objective, computed by every worker for each micro-batch."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 
 class ValueObjective:
-    """Σ weight × ½ max((v - return)², (v clipped to old v ± reach - return)²).
+    """Σ weight × ½ max((v - return)², (v clipped to old v ± clip_range - return)²).
 
     Args:
-        reach: cliprange_value, how far v may move from its old value before it is clipped.
+        clip_range: `critic.cliprange_value`.
     """
 
-    def __init__(self, reach: float) -> None:
-        self.reach = reach
+    def __init__(self, clip_range: float) -> None:
+        self.clip_range = clip_range
 
     def __call__(
         self, model_output: Any, data: Any, dp_group: Any = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """The objective's part of this micro-batch, times the ranks that average gradients.
+        """The micro-batch's part of the objective, times the number of data-parallel ranks.
 
         Args:
             model_output: nested values of all tokens.
@@ -34,7 +34,9 @@ class ValueObjective:
         before, returns = data["values"][trained], data["returns"][trained]
         weights = data["loss_weights"][trained] * n_ranks
         errors = (predicted - returns).square()
-        clipped = (predicted.clamp(before - self.reach, before + self.reach) - returns).square()
+        clipped = (
+            predicted.clamp(before - self.clip_range, before + self.clip_range) - returns
+        ).square()
         loss = 0.5 * (torch.maximum(errors, clipped) * weights).sum()
         share = n_ranks / max(data["batch_num_tokens"], 1)
         return loss, {

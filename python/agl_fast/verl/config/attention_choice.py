@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import AutoConfig
 from verl.utils.model import update_model_config
 
+from agl_fast.rows.levels import Level
 from agl_fast.tree.engine_name import ENGINE
 from agl_fast.tree.refusals import engine_refusals, fallback_attention, model_refusals
 from agl_fast.verl.config.batch_limits import longest_row
@@ -59,7 +60,7 @@ def choose_attention(
     for group in (ACTOR, CRITIC) if config.critic.enable else (ACTOR,):
         key = f"{group}.{IMPLEMENTATION}"
         chosen = OmegaConf.select(config, key)
-        if config.agentlightning.trace_aggregator.level == "tree":
+        if Level.of(config.agentlightning.trace_aggregator.level).is_tree:
             OmegaConf.update(config, key, ENGINE, force_add=True)
             if chosen not in (None, ENGINE):
                 lines.append(f"{key}={ENGINE} in place of {chosen}: level 'tree' has no other")
@@ -87,7 +88,7 @@ def can_read_models(config: DictConfig, *, local_only: bool) -> bool:
 def uses_engine(config: Any, group: str = ACTOR) -> bool:
     """Whether agl_fast's engine for trees trains the model of a group."""
     return bool(
-        config.agentlightning.trace_aggregator.level == "tree"
+        Level.of(config.agentlightning.trace_aggregator.level).is_tree
         or OmegaConf.select(config, f"{group}.{IMPLEMENTATION}") == ENGINE
     )
 

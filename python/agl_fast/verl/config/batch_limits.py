@@ -6,6 +6,8 @@ from collections.abc import Collection
 
 from omegaconf import DictConfig, OmegaConf
 
+from agl_fast.rows.levels import Level
+from agl_fast.rows.options import config_keys
 from agl_fast.tree.engine_name import ENGINE
 from agl_fast.verl.model_files import vocabulary_size
 
@@ -127,21 +129,14 @@ def fit_micro_batches(config: DictConfig, user_keys: Collection[str]) -> list[st
 
 def longest_row(config: DictConfig) -> tuple[int, str]:
     """The tokens of the longest row, and the keys that say so."""
-    ours = "agentlightning.trace_aggregator"
-    rows = config.agentlightning.trace_aggregator
-    if rows.level == "tree":
-        return rows.tree_max_tokens, f"{ours}.tree_max_tokens={rows.tree_max_tokens}"
-    if rows.level == "trajectory" and rows.trajectory_max_total_length:
-        longest = rows.trajectory_max_total_length
-        named = f"{ours}.trajectory_max_total_length={longest}"
-    else:
-        if rows.level == "trajectory":
-            group, prefix, source = ours, "trajectory_", rows
-        else:
-            group, prefix, source = "data", "", config.data
-        names = [f"{prefix}max_prompt_length", f"{prefix}max_response_length"]
-        longest = sum(source[name] for name in names)
-        named = f"{' + '.join(f'{group}.{name}' for name in names)} = {longest}"
+    level = Level.of(config.agentlightning.trace_aggregator.level)
+    keys = config_keys(level.name)
+    total = keys.get("max_total_length")
+    has_total_limit = total is not None and bool(OmegaConf.select(config, total))
+    names = level.row_length_options(has_total_limit=has_total_limit)
+    longest = sum(OmegaConf.select(config, keys[name]) for name in names)
+    equals = "=" if len(names) == 1 else " = "
+    named = f"{' + '.join(keys[name] for name in names)}{equals}{longest}"
     # A row is a context of the servers.
     context = config.actor_rollout_ref.rollout.max_model_len
     if context is not None and context < longest:
@@ -206,7 +201,7 @@ def _large_logits(config: DictConfig, vocabulary: int | None) -> list[str]:
         or not config.actor_rollout_ref.actor.use_dynamic_bsz
         or config.actor_rollout_ref.model.use_fused_kernels
         # agl_fast's engine computes them in pieces.
-        or config.agentlightning.trace_aggregator.level == "tree"
+        or Level.of(config.agentlightning.trace_aggregator.level).is_tree
         or (config.actor_rollout_ref.model.override_config or {}).get(ATTENTION) == ENGINE
     ):
         return []

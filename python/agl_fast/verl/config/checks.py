@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from agl_fast.rows.levels import Level
 from agl_fast.training.credit import load_hook
 from agl_fast.verl.addresses import is_loopback
 from agl_fast.verl.config.own_keys import DeadlineKeys
@@ -175,7 +176,7 @@ def _check_credit(config: DictConfig) -> None:
 
 def _check_trees(config: DictConfig) -> None:
     aggregator = config.agentlightning.trace_aggregator
-    if aggregator.level != "tree":
+    if not Level.of(aggregator.level).is_tree:
         return
     if not config.algorithm.enable_rollout_level_advantage:
         raise _unexpected(
@@ -188,7 +189,7 @@ def _check_trees(config: DictConfig) -> None:
 def _calls_too_long_for_trees(config: DictConfig) -> Iterator[str]:
     aggregator = config.agentlightning.trace_aggregator
     longest = config.data.max_prompt_length + config.data.max_response_length
-    if aggregator.level == "tree" and longest > aggregator.tree_max_tokens:
+    if Level.of(aggregator.level).is_tree and longest > aggregator.tree_max_tokens:
         yield (
             f"agentlightning.trace_aggregator.tree_max_tokens={aggregator.tree_max_tokens}: calls "
             f"may have up to data.max_prompt_length + data.max_response_length = {longest} tokens; "

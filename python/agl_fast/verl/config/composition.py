@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from verl.utils.config import validate_config
 
+from agl_fast.rows.options import config_keys
 from agl_fast.verl.config import OWN_CONFIG
 from agl_fast.verl.config.attention_choice import (
     attention_memory,
@@ -228,12 +229,8 @@ def _unused_parts(config: DictConfig) -> tuple[str, ...]:
 def _loss_scale_factor(config: DictConfig) -> int:
     """What `seq-mean-token-sum-norm` divides by: the configured width, whatever a batch has."""
     configured = config.actor_rollout_ref.actor.loss_scale_factor
-    rows = config.agentlightning.trace_aggregator
-    width = (
-        rows.trajectory_max_response_length
-        if rows.level == "trajectory"
-        else config.data.max_response_length
-    )
+    keys = config_keys(config.agentlightning.trace_aggregator.level)
+    width = OmegaConf.select(config, keys["max_response_length"])
     return int(width if configured is None else configured)
 
 

@@ -1,17 +1,18 @@
-"""When the optional CUDA kernels run, and how bytes get to them."""
+"""Devices: when the CUDA kernels run, staging memory and output memory."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import logging
+from math import prod
 
 import torch
 
 logger = logging.getLogger(__name__)
 
-# What CUDA says where it cannot run what was compiled, whatever is asked of it: cudaGetErrorString
-# of NoKernelImageForDevice, InvalidDeviceFunction, InvalidKernelImage, UnsupportedPtxVersion,
+# CUDA's messages for a build that cannot run on this machine at all: cudaGetErrorString of
+# NoKernelImageForDevice, InvalidDeviceFunction, InvalidKernelImage, UnsupportedPtxVersion,
 # JitCompilerNotFound, JitCompilationDisabled, InsufficientDriver, SystemDriverMismatch and
 # CompatNotSupportedOnDevice.
 OF_THE_BUILD = (
@@ -29,8 +30,8 @@ OF_THE_BUILD = (
 
 @functools.cache
 def built() -> bool:
-    """Whether agl_fast was built with its CUDA kernels; says so once where it was not."""
-    # Looked for, not tried: a module that is there but fails to load must not look absent.
+    """Whether agl_fast was built with CUDA kernels; logs a warning once if not."""
+    # find_spec, not import: a module that fails to load is present.
     if importlib.util.find_spec("agl_fast._cuda") is not None:
         return True
     logger.warning(
@@ -41,11 +42,11 @@ def built() -> bool:
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether tensors for ``device`` are to be filled by the CUDA kernels.
+    """Whether the CUDA kernels fill tensors on ``device``.
 
     Raises:
-        RuntimeError: ``device`` is a CUDA device and torch finds none; the first kernel on it fails
-            for a reason that is not the build's, such as a lack of memory.
+        RuntimeError: ``device`` is a CUDA device and torch finds none; or the first kernel fails
+            for another reason than the build, such as insufficient memory.
     """
     if device.type != "cuda":
         return False
@@ -56,7 +57,7 @@ def runs_on(device: torch.device) -> bool:
 
 @functools.cache
 def _runs_kernels(index: int | None) -> bool:
-    """Try one kernel on a device; log why, where this build has none for it."""
+    """Try one kernel on a device; log the reason if the build does not support the device."""
     device = torch.device("cuda") if index is None else torch.device("cuda", index)
     try:
         launch_one(device)
@@ -79,7 +80,7 @@ def launch_one(device: torch.device) -> None:
 
     Raises:
         ImportError: the kernels do not load.
-        RuntimeError: the kernel was not launched; the message is CUDA's.
+        RuntimeError: the launch failed; the message is CUDA's.
     """
     from agl_fast import _cuda
 
@@ -105,8 +106,31 @@ def _is_of_the_build(error: Exception) -> bool:
 
 
 def staging(nbytes: int, device: torch.device) -> torch.Tensor:
-    """Uninitialised host bytes to be copied to ``device``, pinned where that makes them faster.
+    """Allocate uninitialised host bytes for a copy to ``device``, pinned for CUDA.
 
-    torch keeps pinned memory from reuse until the copies queued from it are done.
+    torch does not reuse pinned memory before the copies queued from it are complete.
     """
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+
+class Buffers:
+    """Allocates uninitialised output tensors by name.
+
+    With ``reuse``, a name's memory is kept and returned again, which invalidates the tensor that
+    used it before. The first touch of fresh memory costs far more than writing it again.
+    """
+
+    def __init__(self, device: torch.device, *, reuse: bool) -> None:
+        self.device = device
+        self._reuse = reuse
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if not self._reuse:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        size = prod(shape)
+        kept = self._kept.get(name)
+        if kept is None or kept.numel() < size or kept.dtype != dtype:
+            self._kept.pop(name, None)  # frees it before the new allocation
+            kept = self._kept[name] = torch.empty(size, dtype=dtype, device=self.device)
+        return kept[:size].view(shape)

@@ -1,4 +1,4 @@
-"""What made a call break the prefix of an earlier one, read from the decoded texts."""
+"""Broken prefixes: kinds, and causes from decoded text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,16 @@ from agl_fast.rows.calls import Call, Rollout
 
 Ids = NDArray[np.int64]
 
-# By cause, what happened: "In N of M decoded cases, …". Conversations of their own are none.
+# Agent-lightning's names for the kinds of MISMATCH_KINDS.
+AGENT_LIGHTNING_NAMES = {
+    "history_rewritten": "template",
+    "retokenised": "retoken",
+    "generation_prompt": "template",
+    "shortened": "others",
+    "new_conversation": "others",
+}
+
+# Each cause in words: "In N of M decoded cases, …". A new conversation has no cause.
 CAUSES: Mapping[str, str] = {
     "retokenised": "the history was tokenised again, to other ids for the same text",
     "generation_prompt": (
@@ -44,7 +53,7 @@ CAUSES: Mapping[str, str] = {
     "unknown": "an earlier answer changed (the agent or the chat template rewrote it)",
 }
 
-# What helps, where something does.
+# Remedies, where one exists.
 _CURES: Mapping[str, str] = {
     "retokenised": "an agent that sends token ids instead of text keeps them",
     "generation_prompt": "a template that writes it in both places, or in neither, merges",
@@ -60,9 +69,11 @@ _CURES: Mapping[str, str] = {
     "beginning_changed": "a system prompt without a variable part merges",
 }
 
-# So many characters, without white space, identify a text in another.
+_PROBE_TOKENS = 32
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # a character cut between two tokens
+# Number of non-space characters that identifies a text within another.
 _SAME = 24
-# Tokens in front of an answer, by which it is found again in another conversation.
+# Tokens before an answer that identify it in another conversation.
 _BEFORE = 6
 _MARGIN = 64
 _REASONING = re.compile(
@@ -74,16 +85,40 @@ _TOOL_CALL = re.compile(
     r"<tool_call|<\|tool_call|\[TOOL_CALLS?\]|<function[=_]|<\|python_tag\|>|```tool_code|"
     r"<\|channel\|>commentary|<\uFF5Ctool\u2581call|\{\s*\"name\"\s*:"
 )
-# What a tool parser adds to a call that ends too early.
+# What a tool parser appends to an incomplete tool call.
 _CALL_END = re.compile(
     r"[\"'}\])]|</|<\|/|<\|tool_call_end|\[/TOOL|```|<\uFF5Ctool\u2581calls?\u2581end"
 )
 
 
+def is_retokenised(tokenizer: Any, context: Sequence[int], prompt: Sequence[int]) -> bool:
+    """Whether a prompt continues with a chain's text in other tokens.
+
+    Decodes only from the first difference on, and everything only if the beginnings agree.
+
+    Args:
+        tokenizer: object with ``decode(ids, skip_special_tokens=False)``.
+        context: the chain's ids from the first difference to the end of its context.
+        prompt: the prompt's ids from the first difference on.
+    """
+    if not context or not prompt:
+        return False
+
+    def text(ids: Sequence[int]) -> str:
+        decoded = tokenizer.decode(list(ids), skip_special_tokens=False)
+        return str(decoded).rstrip(_REPLACEMENT)
+
+    begins, other_begins = text(context[:_PROBE_TOKENS]), text(prompt[:_PROBE_TOKENS])
+    if not (begins.startswith(other_begins) or other_begins.startswith(begins)):
+        return False
+    # The same text takes at most about four times as many tokens.
+    return text(prompt[: 4 * len(context) + _PROBE_TOKENS]).startswith(text(context))
+
+
 def causes_of(
     mismatches: Sequence[Mismatch], rollouts: Sequence[Rollout], tokenizer: Any, most: int
 ) -> Counter[str]:
-    """Count causes, of the first ``most`` mismatches; new conversations are left out.
+    """Count the causes of the first ``most`` mismatches, without new conversations.
 
     Args:
         tokenizer: with ``decode(ids, skip_special_tokens=False)``.
@@ -98,7 +133,7 @@ def causes_of(
 
 
 def cause_of(mismatch: Mismatch, calls: Sequence[Call], tokenizer: Any) -> str | None:
-    """One of ``CAUSES``; None for a conversation of its own."""
+    """Find the cause, one of ``CAUSES``; None for a new conversation."""
     if mismatch.kind == "shortened":
         return "history_shortened"
     if mismatch.kind == "retokenised":
@@ -126,7 +161,7 @@ def cause_of(mismatch: Mismatch, calls: Sequence[Call], tokenizer: Any) -> str |
 
 
 def causes_in_words(causes: Mapping[str, int]) -> str:
-    """A paragraph about decoded mismatches by cause, the commonest two."""
+    """Describe the two most common causes in a paragraph."""
     n = sum(causes.values())
     told = []
     for cause, count in Counter(causes).most_common(2):
@@ -137,29 +172,29 @@ def causes_in_words(causes: Mapping[str, int]) -> str:
 
 
 def closest_call(mismatch: Mismatch, calls: Sequence[Call], prompt: Ids) -> tuple[int, Ids]:
-    """The last call of the chain that shares most with a prompt, and its prompt and response."""
+    """Find the last call of the closest chain, and its context."""
     for index in range(mismatch.call - 1, -1, -1):
         context = context_of(calls[index])
-        # Others that share more, as a judge's, are no chain that the call could have extended.
+        # Other calls may share more, such as a judge's, but are no chain that could be extended.
         if common_prefix(context, prompt) == mismatch.index:
             return index, context
     raise AssertionError("a mismatch has a chain that it was compared with")
 
 
 def context_of(call: Call) -> Ids:
-    """Prompt and response."""
+    """Prompt and response ids of a call, concatenated."""
     return np.concatenate([_ids(call.prompt_ids), _ids(call.response_ids)])
 
 
 def common_prefix(first: Ids, second: Ids) -> int:
-    """Length."""
+    """Length of the common prefix."""
     n = min(len(first), len(second))
     differs = np.flatnonzero(first[:n] != second[:n])
     return int(differs[0]) if len(differs) else n
 
 
 def _answer_at(mismatch: Mismatch, calls: Sequence[Call], prompt: Ids) -> tuple[int, Ids]:
-    """The earliest answer that ends behind the first difference: where it begins, its ids."""
+    """Find the earliest answer that ends after the first difference: its start and its ids."""
     closest, context = closest_call(mismatch, calls, prompt)
     for call in calls[:closest]:
         n = len(call.prompt_ids) + len(call.response_ids)
@@ -169,7 +204,7 @@ def _answer_at(mismatch: Mismatch, calls: Sequence[Call], prompt: Ids) -> tuple[
 
 
 def _of_texts(unended: str, answer: str, found: str) -> str:
-    """The cause, of an answer (also without its last token) and of what stands in its place."""
+    """Find the cause from an answer (with and without its last token) and its replacement."""
     said, shown = _packed(answer), _packed(found)
     if _is_reasoning_removed(answer, found):
         return "reasoning_removed"
@@ -199,7 +234,7 @@ def _is_reasoning_removed(answer: str, found: str) -> bool:
 
 
 def _differs_inside_object(answer: str, found: str) -> bool:
-    """Whether the first difference lies in a JSON object that has the same value in both."""
+    """Whether the first difference lies in a JSON object that is equal in both texts."""
     pairs = zip(answer, found, strict=False)
     at = next((i for i, (one, other) in enumerate(pairs) if one != other), len(answer))
     begin = answer.find("{")
@@ -212,7 +247,7 @@ def _differs_inside_object(answer: str, found: str) -> bool:
 
 
 def _object(text: str, begin: int) -> tuple[Any, int]:
-    """The JSON object that begins there, or None; and where it ends."""
+    """Parse the JSON object at ``begin``: the object, or None, and its end."""
     try:
         value, end = json.JSONDecoder().raw_decode(text, begin)
     except ValueError:
@@ -225,7 +260,7 @@ def _words(text: str) -> list[str]:
 
 
 def _packed(text: str) -> str:
-    """Without white space."""
+    """The text without white space."""
     return "".join(text.split())
 
 

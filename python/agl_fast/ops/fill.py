@@ -1,15 +1,13 @@
-"""Planned rows → tensors."""
+"""Fill tensors from planned rows."""
 
 from __future__ import annotations
 
 import torch
 
 from agl_fast import _core
-from agl_fast.ops import cuda
-from agl_fast.ops.buffers import Buffers
-from agl_fast.ops.expand import expand
+from agl_fast.ops.device import Buffers, runs_on, staging
 
-# Tensors by the family whose widths they share: (B, P), (B, T) and (B, R).
+# Tensor names by width: (B, P), (B, T) and (B, R).
 PROMPT_KEYS = ("prompts",)
 TOTAL_KEYS = ("input_ids", "attention_mask", "position_ids")
 RESPONSE_KEYS = (
@@ -40,21 +38,21 @@ def padded(
     call_index: bool,
     buffers: Buffers,
 ) -> dict[str, torch.Tensor]:
-    """The padded tensors of B rows; P = ``prompt_width``, R = ``response_width``, T = P + R.
+    """Fill the padded tensors of B rows; P = ``prompt_width``, R = ``response_width``, T = P + R.
 
     Returns:
         ``prompts`` (B, P), ``responses`` and ``response_mask`` (B, R), ``input_ids``,
         ``attention_mask`` and ``position_ids`` (B, T), all int64; ``token_level_scores`` (B, R)
-        float32; ``call_index`` (B, R) int64 if asked for; ``rollout_log_probs`` (B, R) float32 if
-        any row has some.
+        float32; with ``call_index``, ``call_index`` (B, R) int64; ``rollout_log_probs`` (B, R)
+        float32 if any row has some.
 
     Raises:
         ValueError: a row does not fit the widths.
         RuntimeError: the buffers are on a CUDA device and torch finds none.
     """
     log_probs = rows.any_log_probs
-    # Rows of trees are few and have no padding to speak of: a copy takes them to the device.
-    on_device = cuda.runs_on(buffers.device) and not rows.branches
+    # Tree rows are few and have little padding: fill them on the host and copy.
+    on_device = runs_on(buffers.device) and not rows.branches
     home = buffers if on_device else _on_host(buffers)
     widths = dict.fromkeys(PROMPT_KEYS, prompt_width)
     widths |= dict.fromkeys(TOTAL_KEYS, prompt_width + response_width)
@@ -78,9 +76,9 @@ def _on_host(buffers: Buffers) -> Buffers:
 
 
 def jagged(rows: _core.Rows, *, call_index: bool, buffers: Buffers) -> dict[str, torch.Tensor]:
-    """The same tensors without padding, as nested tensors of B rows (layout ``torch.jagged``).
+    """Fill the same tensors without padding, as nested tensors of B rows (``torch.jagged``).
 
-    ``attention_mask`` is left out: every token is real. Tensors of one width share their offsets.
+    There is no ``attention_mask``, as every token is real. Tensors of one width share offsets.
     """
     lengths = dict(zip(("prompt", "response"), map(torch.from_numpy, rows.lengths), strict=True))
     families = {
@@ -105,3 +103,56 @@ def jagged(rows: _core.Rows, *, call_index: bool, buffers: Buffers) -> dict[str,
         )
         for name, tensor in values.items()
     }
+
+
+def expand(
+    flat: _core.FlatRows,
+    prompt_width: int,
+    response_width: int,
+    pad_token_id: int,
+    *,
+    outputs: dict[str, torch.Tensor],
+) -> None:
+    """Write B planned rows as padded tensors; P = ``prompt_width``, R = ``response_width``.
+
+    On a CUDA device, one copy of the rows' real tokens and one kernel are queued on torch's current
+    stream. In host memory, the same functor runs over the same arrays.
+
+    Args:
+        flat: rows that fit the widths.
+        prompt_width: P.
+        response_width: R.
+        pad_token_id: id of padding.
+        outputs: contiguous, on one device: ``prompts`` (B, P), ``responses`` and ``response_mask``
+            (B, R), ``input_ids``, ``attention_mask`` and ``position_ids`` (B, P + R), int64;
+            ``token_level_scores`` (B, R) float32; optional: ``call_index`` (B, R) int64 and
+            ``rollout_log_probs`` (B, R) float32.
+    """
+    device = outputs["prompts"].device
+    addresses = {name: tensor.data_ptr() for name, tensor in outputs.items()}
+    buffer = staging(flat.nbytes, device)
+    flat.write(buffer.data_ptr())
+    if device.type != "cuda":
+        _core.expand_host(
+            buffer.data_ptr(),
+            flat.counts,
+            prompt_width,
+            response_width,
+            pad_token_id,
+            outputs=addresses,
+        )
+        return
+
+    from agl_fast import _cuda
+
+    with torch.cuda.device(device):
+        moved = buffer.to(device, non_blocking=True)  # keeps the memory alive until the launch
+        _cuda.expand(
+            moved.data_ptr(),
+            flat.counts,
+            prompt_width,
+            response_width,
+            pad_token_id,
+            outputs=addresses,
+            stream=torch.cuda.current_stream().cuda_stream,
+        )

@@ -1,4 +1,4 @@
-"""What a rollout earned."""
+"""Read and check rewards and credits."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import math
 from collections.abc import Sequence
 from decimal import Decimal
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agl_fast.rows.calls import Call
+if TYPE_CHECKING:
+    from agl_fast.rows.calls import Call
 
 _FLOAT32_MAX = 3.4028234663852886e38
 
 
 def read_reward(value: Any, where: str) -> float | None:
-    """A reward as float, or None where it is missing (None or NaN).
+    """Convert a reward to float; None if it is missing (None or NaN).
 
     Args:
-        value: any real number: bool, int, float, Fraction, Decimal, a numpy or torch scalar, or an
-            array or tensor of no dimension.
+        value: any real number: bool, int, float, Fraction, Decimal, a numpy or torch scalar, or a
+            0-d array or tensor.
+        where: names the value in errors.
 
     Raises:
-        TypeError: it is not a real number. ValueError: it is infinite, or not finite in float32.
+        TypeError: the value is not a real number.
+        ValueError: the value is infinite, or not finite in float32.
     """
     if value is None:
         return None
@@ -44,7 +47,7 @@ def read_reward(value: Any, where: str) -> float | None:
 
 
 def read_rewards(rollout_id: str, calls: Sequence[Call]) -> list[float | None]:
-    """Every call's own reward, also those that do not count.
+    """Read the reward of every call, also of calls that are not trained.
 
     Raises:
         TypeError, ValueError: as for ``read_reward``.
@@ -66,7 +69,7 @@ def read_rewards(rollout_id: str, calls: Sequence[Call]) -> list[float | None]:
 def final_reward(
     rollout_id: str, reward: Any, call_rewards: Sequence[float | None]
 ) -> float | None:
-    """The rollout's reward: the given one, else the last that a call has; None if there is none."""
+    """Return the rollout's own reward, else the last reward of a call, else None."""
     given = read_reward(reward, f"rollout {rollout_id!r}: reward")
     if given is not None:
         return given
@@ -74,12 +77,12 @@ def final_reward(
 
 
 def read_credits(rollout_id: str, calls: Sequence[Call]) -> list[float]:
-    """Every call's credit.
+    """Read the credit of every call.
 
     Raises:
         TypeError, ValueError: as for ``read_credit``.
     """
-    # What stands in for a call need not know of credit.
+    # Duck-typed calls may lack credit.
     given = [getattr(call, "credit", 1.0) for call in calls]
     if given.count(1.0) == len(given):
         return given
@@ -90,10 +93,11 @@ def read_credits(rollout_id: str, calls: Sequence[Call]) -> list[float]:
 
 
 def read_credit(value: Any, where: str) -> float:
-    """A credit as float.
+    """Convert a credit to float.
 
     Raises:
-        TypeError: it is not a number. ValueError: it is not finite.
+        TypeError: the value is not a float or int.
+        ValueError: the value is not finite.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{where} must be a float, got {value!r}")
