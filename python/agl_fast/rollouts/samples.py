@@ -9,6 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from agentlightning.types import EnqueueRolloutRequest, RolloutConfig
 
+from agl_fast.verl.membership import ROLLOUT_KEY, current_run
+
 
 def samples_of(data: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """One dictionary a row, with plain Python values.
@@ -36,6 +38,8 @@ def rollout_requests(
     config: RolloutConfig,
 ) -> list[EnqueueRolloutRequest]:
     """``n`` rollouts of each sample, under a data_id that is new each time it is enqueued."""
+    run = current_run()
+    of_run = {} if run is None else {ROLLOUT_KEY: run.run_id}
     requests = []
     for sample in samples:
         data_id = str(uuid.uuid4())
@@ -45,7 +49,7 @@ def rollout_requests(
                 mode=mode,
                 resources_id=resources_id,
                 config=config,
-                metadata={"data_id": data_id, "is_train": mode == "train"},
+                metadata={"data_id": data_id, "is_train": mode == "train", **of_run},
             )
             for _ in range(n)
         ]
