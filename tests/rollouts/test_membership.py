@@ -15,9 +15,13 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra [cpu]")
 
+from agentlightning.types import RolloutConfig
+
 import support.daemon_runs  # noqa: F401 - first: what it imports makes no noise there
 from agl_fast.commands import join
+from agl_fast.rollouts.batch_runner import rollout_requests
 from agl_fast.verl.membership import (
+    ROLLOUT_KEY,
     Guard,
     JoinRefused,
     RunIdentity,
@@ -117,6 +121,60 @@ def test_a_join_serves_no_run_that_takes_the_port_of_its_store(
         assert watch._successor() == "another program"
         set_current_run(None)
         assert watch._successor() is None
+
+
+def test_a_store_that_driver_and_runners_share_knows_the_runners(run: RunIdentity) -> None:
+    """Without `managed_store` a runner's store is a fork of the driver's, with its guard."""
+    store = new_store()
+    guard = Guard(store, run)
+    guard.install()
+    with_worker_names(store, run)
+
+    async def work() -> None:
+        await store.enqueue_rollout({"task": 1})
+        taken = await store.dequeue_rollout(worker_id="Worker-0")
+        assert run.owns(taken.attempt.worker_id)
+        await store.update_worker("Worker-0", {})
+        (worker,) = await store.query_workers()
+        assert run.owns(worker.worker_id)
+
+    asyncio.run(work())
+    assert guard.refused == set()
+
+
+def test_rollouts_that_a_dead_run_left_in_a_store_are_cancelled(
+    current: RunIdentity, caplog: Any
+) -> None:
+    store = new_store()
+    guard = Guard(store, current)
+    guard.install()
+    runner = current.worker_name("Worker-0")
+    of_dead = {ROLLOUT_KEY: "dead"}
+
+    async def work() -> None:
+        left = [await store.enqueue_rollout({"old": i}, metadata=of_dead) for i in range(3)]
+        (own,) = await store.enqueue_many_rollouts(
+            rollout_requests([{"new": 0}], 1, "train", "latest", RolloutConfig())
+        )
+        assert own.metadata[ROLLOUT_KEY] == current.run_id
+        of_nobody = await store.enqueue_rollout({"new": 1})
+        taken = await store.dequeue_rollout(worker_id=runner)
+        assert taken.rollout_id == own.rollout_id
+        left.append(await store.enqueue_rollout({"old": 3}, metadata=of_dead))
+        (taken,) = await store.dequeue_many_rollouts(limit=5, worker_id=runner)
+        assert taken.rollout_id == of_nobody.rollout_id
+        left.append(await store.enqueue_rollout({"old": 4}, metadata=of_dead))
+        assert await store.dequeue_many_rollouts(limit=5, worker_id=runner) == []
+        assert await store.dequeue_rollout(worker_id=runner) is None
+        ended = [await store.get_rollout_by_id(rollout.rollout_id) for rollout in left]
+        assert [rollout.status for rollout in ended] == ["cancelled"] * 5
+
+    with caplog.at_level(logging.WARNING, "agl_fast.verl.membership.guard"):
+        asyncio.run(work())
+    said = [each.getMessage() for each in caplog.records if each.name.endswith("guard")]
+    assert len(said) == 5
+    assert all("is of another run, dead: it is cancelled" in line for line in said)
+    guard.remove()
 
 
 def test_a_store_says_whose_it_is(run: RunIdentity) -> None:

@@ -17,7 +17,17 @@ if find_spec("verl") is None:
     pytest.skip("needs the extra [cpu]", allow_module_level=True)
 
 from support.fake_openai_server import Answer, FakeOpenAIServer, Request
-from support.process_runs import PHASES, Options, Program, drive, free_port, is_free, join
+from support.process_runs import (
+    PHASES,
+    SECONDS,
+    Options,
+    Program,
+    drive,
+    free_port,
+    is_free,
+    join,
+    serve_store,
+)
 
 # The others go into `make test-all`: what a killed driver leaves differs little between phases.
 QUICK = ("sampling", "update")
@@ -44,6 +54,7 @@ class Bench:
         self.fake = fake
         self.port = free_port()
         self.programs: list[Program] = []
+        self.store_port = 0
 
     def options(self, label: str, **changes: Any) -> Options:
         return Options(label, self.folder, self.port, self.fake.address, **changes)
@@ -53,6 +64,13 @@ class Bench:
 
     def join(self, label: str, *arguments: str, **changes: Any) -> Program:
         return self.start(f"join-{label}", join, self.options(label, **changes), list(arguments))
+
+    def serve_store(self) -> tuple[int, Program]:
+        """A store in a process of its own, on one port as often as one likes."""
+        self.store_port = self.store_port or free_port()
+        served = self.start("store", serve_store, self.store_port)
+        until(lambda: not is_free(self.store_port), SECONDS)
+        return self.store_port, served
 
     def start(self, name: str, main: Callable[..., Any], *arguments: Any) -> Program:
         program = Program(self.folder, name, main, *arguments)
@@ -104,10 +122,10 @@ def stopped_in(bench: Bench, phase: str, label: str = "old", **changes: Any) -> 
     return run
 
 
-def assert_the_next_run_resumes_and_ends(bench: Bench, first_step: int) -> None:
+def assert_the_next_run_resumes_and_ends(bench: Bench, first_step: int, **changes: Any) -> None:
     bench.fake.respond = hello
     before = len(bench.asked())
-    following = bench.run("new")
+    following = bench.run("new", **changes)
     assert following.ended() == 0, following.output
     assert f"sampling {first_step}\n" in following.output
     assert f"sampling {first_step - 1}\n" not in following.output
@@ -126,6 +144,34 @@ def test_a_killed_driver_takes_its_runners_with_it(bench: Bench, phase: str) -> 
     assert run.is_gone(GONE_SECONDS), run.session()
     until(lambda: is_free(bench.port), 5.0)  # its threads end after its first one
     assert_the_next_run_resumes_and_ends(bench, 1)
+
+
+@pytest.mark.parametrize("phase", QUICK_OR_SLOW)
+def test_a_killed_store_ends_the_run_with_the_cause(bench: Bench, phase: str) -> None:
+    """The run sees it when it asks the store next."""
+    port, store = bench.serve_store()
+    run = stopped_in(bench, phase, store=port)
+    store.kill()
+    (bench.folder / "go").touch()
+    assert run.ended() == 1, run.output
+    last = run.output.strip().splitlines()[-1]
+    assert last.startswith("RuntimeError: the store failed to")
+    assert f"127.0.0.1:{port}" in last
+    assert run.is_gone(GONE_SECONDS), run.session()
+    assert is_free(port)
+    bench.serve_store()
+    first_step = 1 if phase == "sampling" else 2
+    assert_the_next_run_resumes_and_ends(bench, first_step, store=port)
+
+
+def test_what_a_killed_driver_has_left_in_a_store_is_not_run(bench: Bench) -> None:
+    port, _ = bench.serve_store()
+    proxy_port = free_port()
+    run = stopped_in(bench, "sampling", store=port, proxy_port=proxy_port)
+    os.kill(run.pid, signal.SIGKILL)
+    assert run.is_gone(GONE_SECONDS), run.session()
+    assert_the_next_run_resumes_and_ends(bench, 1, store=port, proxy_port=proxy_port)
+    assert "404" not in bench.programs[-1].output
 
 
 @pytest.mark.parametrize("phase", QUICK_OR_SLOW)

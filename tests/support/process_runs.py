@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 
 PHASES = ("sampling", "update", "sync", "save")
+STORE_AWAY_SECONDS = 4.0
 SECONDS = 240.0  # the first process imports everything; a busy machine is slow
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["process_runs", "daemon_runs", "agl_fast.algorithm"])
@@ -39,6 +40,8 @@ class Options:
         server: `host:port` of the fake vLLM.
         hold: the phase in which step 1 stands still for ever; sampling: held by the server.
         role: of Agent-lightning's strategy.
+        store: the port of a store that another process serves.
+        proxy_port: of a proxy that is where the one before was.
     """
 
     label: str
@@ -49,6 +52,8 @@ class Options:
     hold: str | None = None
     role: str = "both"
     n_runners: int = 2
+    store: int | None = None
+    proxy_port: int | None = None
     daemon: dict[str, Any] = field(default_factory=dict)
 
 
@@ -73,8 +78,12 @@ def talker(label: str) -> Any:
 def trainer_of(options: Options, algorithm: Any = None, role: str | None = None) -> Any:
     from support.daemon_runs import agentlightning
 
+    store = None
+    if options.store is not None:
+        store = agentlightning.LightningStoreClient(f"http://127.0.0.1:{options.store}")
     return agentlightning.Trainer(
         algorithm=algorithm,
+        store=store,
         n_runners=options.n_runners,
         tracer=agentlightning.OtelTracer(),
         runner={
@@ -90,6 +99,7 @@ def trainer_of(options: Options, algorithm: Any = None, role: str | None = None)
             "server_port": options.port,
             "graceful_timeout": 2.0,
             "terminate_timeout": 2.0,
+            "managed_store": store is None,
         },
     )
 
@@ -97,7 +107,9 @@ def trainer_of(options: Options, algorithm: Any = None, role: str | None = None)
 def drive(options: Options) -> None:
     """The driver's process."""
     from agl_fast.algorithm import VERL
+    from agl_fast.verl.supervision.deadlines import default_deadlines
     from agl_fast.verl.supervision.interrupts import interruptible
+    from agl_fast.verl.supervision.waits import Limit
     from support.daemon_runs import new_daemon
     from support.verl_settings import documented
 
@@ -111,7 +123,13 @@ def drive(options: Options) -> None:
         def _run(self) -> None:
             saved = options.folder / "saved"
             first = int(saved.read_text()) + 1 if saved.exists() else 0
-            settings = {"train_rollout_n": 1, "runner_silent_seconds": 3.0} | options.daemon
+            settings = {
+                "train_rollout_n": 1,
+                "runner_silent_seconds": 3.0,
+                "proxy_settings": {"port": options.proxy_port},
+                "deadlines": replace(default_deadlines(), store_away=Limit(STORE_AWAY_SECONDS)),
+                **options.daemon,
+            }
             daemon = new_daemon(self.get_store(), **settings)
             try:
                 for step in range(first, options.steps):
@@ -124,7 +142,7 @@ def drive(options: Options) -> None:
                             rows, _ = daemon.get_train_data_batch(64, 64, "cpu", step)
                             say(f"{len(rows)} rows of step {step}")
                         elif step == 1 and options.hold == phase:
-                            time.sleep(600)
+                            wait_while_held(options.folder)
                     saved.write_text(str(step))
             finally:
                 daemon.stop()
@@ -132,6 +150,19 @@ def drive(options: Options) -> None:
     algorithm = Steps(documented()) if options.role != "runner" else None
     trainer_of(options, algorithm).fit(talker(options.label), [{}])
     say("the end")
+
+
+def wait_while_held(folder: Path) -> None:
+    """Until there is a file `go`."""
+    while not (folder / "go").exists():
+        time.sleep(0.05)
+
+
+def serve_store(port: int) -> None:
+    """`agl store`."""
+    from agentlightning.cli.store import main
+
+    main(["--host", "127.0.0.1", "--port", str(port), "--log-level", "WARNING"])
 
 
 def join(options: Options, arguments: list[str]) -> int:

@@ -3,12 +3,14 @@
 Two runner processes, a tiny model that is made here, an agent of two calls. Every batch is held
 against agl_fast.reference, and written to FOLDER/batches.jsonl as its rollouts and row counts.
 `--steps` is where training ends; a checkpoint in FOLDER is resumed. `--kill-server` kills the vLLM
-engine while that step samples, `--interrupt` does what Ctrl-C does.
+engine while that step samples, `--interrupt` does what Ctrl-C does. FOLDER/phases gets a line, such
+as `update 2`, before each phase of a step; one that FOLDER/hold names waits until that file goes.
+`--store` is the port of a store that another process serves.
 
 Configurations: `trajectory` and `tree`, both also with two ranks and two servers; `packed`, level
 trajectory through the engine for trees; `lora`; `documented`, the example of Agent-lightning's
 documentation with other sizes, another model and other loggers; `bfloat16` on both sides; `deaf`,
-likewise with servers that get no update.
+likewise with servers that get no update; `killed`, whose every step is saved.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import argparse
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +110,36 @@ class ComparingDaemon(AgentModeDaemon):
         if step == self.interrupt_at:
             os.killpg(0, signal.SIGINT)
         super().run_until_all_finished(verbose)
+
+
+class AnnouncingTrainer(AgentLightningTrainer):
+    """Says which phase begins."""
+
+    folder: Path
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        self._begin("sampling")
+        return super().sample(*args, **kwargs)
+
+    def learn(self, *args: Any, **kwargs: Any) -> Any:
+        self._begin("update")
+        return super().learn(*args, **kwargs)
+
+    def sync_weights(self) -> None:
+        self._begin("sync")
+        super().sync_weights()
+
+    def _save_checkpoint(self) -> None:
+        self._begin("save")
+        super()._save_checkpoint()
+
+    def _begin(self, phase: str) -> None:
+        line = f"{phase} {self.global_steps}"
+        with open(self.folder / "phases", "a") as out:
+            print(line, file=out)
+        hold = self.folder / "hold"
+        while hold.exists() and hold.read_text() == line:
+            time.sleep(0.02)
 
 
 def kill_engines() -> None:
@@ -204,6 +237,19 @@ def lora(folder: Path, steps: int) -> dict[str, Any]:
     )
 
 
+def killed(folder: Path, steps: int) -> dict[str, Any]:
+    """As little as possible beside the phases of a step; short waits for a store that is gone."""
+    return changed(
+        trajectory(folder, steps),
+        {
+            "agentlightning__deadlines__store_away_seconds": 15.0,
+            "trainer__save_freq": 1,
+            "trainer__test_freq": -1,
+            "trainer__val_before_train": False,
+        },
+    )
+
+
 TWO_RANKS = {"trainer__n_gpus_per_node": 2}
 PACKED = {"actor_rollout_ref__model__override_config__attn_implementation": "agl_fast_tree"}
 
@@ -219,6 +265,7 @@ RUNS = {
     "trajectory": (trajectory, verl_agents.count),
     "bfloat16": (bfloat16, verl_agents.count),
     "deaf": (deaf, verl_agents.count),
+    "killed": (killed, verl_agents.count),
     "tree": (tree, verl_agents.count),
     "lora": (lora, verl_agents.count),
     "impatient": (impatient, verl_agents.count),
@@ -252,6 +299,8 @@ def main() -> None:
     parser.add_argument("--kill-server", type=int, default=None)
     parser.add_argument("--interrupt", type=int, default=None)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--proxy-port", type=int, default=None)
+    parser.add_argument("--store", type=int, default=None)
     options = parser.parse_args()
 
     os.environ["VERL_FILE_LOGGER_PATH"] = str(options.folder / f"metrics-{options.steps}.jsonl")
@@ -259,15 +308,22 @@ def main() -> None:
         make_tiny_model(options.folder / "model", two_call_task.corpus(), max_length=P + R, seed=1)
         change_defaults(options.folder / "model")
     settings, agent = RUNS[options.config]
+    AnnouncingTrainer.folder = options.folder
     algorithm = VERL(
-        settings(options.folder, options.steps),
-        trainer_cls=AgentLightningTrainer,
+        changed(
+            settings(options.folder, options.steps),
+            {"agentlightning__proxy__port": options.proxy_port},
+        ),
+        trainer_cls=AnnouncingTrainer,
         daemon_cls=ComparingDaemon,
     )
     ComparingDaemon.folder = options.folder
     ComparingDaemon.level = algorithm.config.agentlightning.trace_aggregator.level
     ComparingDaemon.kill_server_at = options.kill_server
     ComparingDaemon.interrupt_at = options.interrupt
+    store = None
+    if options.store is not None:
+        store = agentlightning.LightningStoreClient(f"http://127.0.0.1:{options.store}")
     trainer = agentlightning.Trainer(
         algorithm=algorithm,
         n_runners=2,
@@ -276,7 +332,8 @@ def main() -> None:
             "poll_interval": 0.1,
             "interval_jitter": 0.0,
         },
-        strategy={"type": "cs", "server_port": options.port},
+        store=store,
+        strategy={"type": "cs", "server_port": options.port, "managed_store": store is None},
     )
     trainer.fit(agent, train_dataset=TASKS, val_dataset=TASKS[:5])
 

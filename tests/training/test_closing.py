@@ -11,11 +11,16 @@ from omegaconf import OmegaConf
 
 from support.training_loop import FakeDaemon, Loop, keep_logs  # isort: skip
 
-import agl_fast
 from agl_fast.rollouts.failures import Failures
+
+import agl_fast
 from agl_fast.rollouts.finished import Outcome
-from agl_fast.training.closing import closing_lines, last_checkpoint, note_worst_audit
-from agl_fast.training.empty_steps import NothingTrainedError
+from agl_fast.training.run_summary import (
+    NothingTrainedError,
+    closing_lines,
+    last_checkpoint,
+    note_worst_audit,
+)
 
 GAP, CORRELATION = "training/audit/prob_diff_mean", "training/audit/prob_correlation"
 AUDIT = "audit of the servers' probabilities against the actor's, worst step: mean difference "

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import signal
+import tempfile
 import threading
 import time
 from contextlib import contextmanager
@@ -20,7 +21,13 @@ from omegaconf import OmegaConf
 # First: importing verl makes noise.
 from support.training_loop import Loop, keep_logs  # isort: skip
 
-from agl_fast.training.checkpoints import last_whole_checkpoint
+from verl.utils.fs import local_mkdir_safe
+
+from agl_fast.training.checkpoints import (
+    last_whole_checkpoint,
+    point_to_loadable_checkpoint,
+    remove_lock,
+)
 from agl_fast.verl import entrypoint
 from agl_fast.verl.ray_cluster import Daemons
 from agl_fast.verl.supervision.deadlines import OWN_CONFIG
@@ -38,6 +45,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, dict[str, Any]]]:
 
 def save(root: Path, step: int, *parts: str, tracker: bool = True) -> None:
     """As verl does: weights, the data loader's state, the tracker."""
+    (root / f"global_step_{step}").mkdir(parents=True, exist_ok=True)
     for part in parts:
         (root / f"global_step_{step}" / part).mkdir(parents=True, exist_ok=True)
     torch.save({"step": step}, root / f"global_step_{step}" / "data.pt")
@@ -138,6 +146,137 @@ def test_a_run_that_cannot_save_ends_with_the_cause(logged, tmp_path, monkeypatc
         loop.fit()
     assert loop.events[-1] == "stop"
     assert logged[-1] == (-1, {"exit_code": 1})
+
+
+def resuming(root: Path, *, n_ranks: int = 1, n_nodes: int = 1, mode: str = "auto") -> Any:
+    """The configuration of a run that resumes."""
+    part = {"strategy": "fsdp2", "checkpoint": {"load_contents": ["model", "optimizer", "extra"]}}
+    trainer = {"default_local_dir": str(root), "resume_mode": mode}
+    trainer |= {"nnodes": n_nodes, "n_gpus_per_node": n_ranks // n_nodes}
+    models = {"actor_rollout_ref": {"actor": part}, "critic": part}
+    return OmegaConf.create({"trainer": trainer} | models)
+
+
+def save_ranks(root: Path, step: int, *parts: str, n_ranks: int = 1, tracker: bool = True) -> None:
+    """As `save`, with the files of verl's FSDP ranks."""
+    save(root, step, *parts, tracker=tracker)
+    for part in parts:
+        for kind in ("model", "optim", "extra_state"):
+            for rank in range(n_ranks):
+                name = f"{kind}_world_size_{n_ranks}_rank_{rank}.pt"
+                torch.save({"of": step}, root / f"global_step_{step}" / part / name)
+
+
+def model_file(root: Path, step: int, part: str = "actor", n_ranks: int = 1) -> Path:
+    name = f"model_world_size_{n_ranks}_rank_{n_ranks - 1}.pt"
+    return root / f"global_step_{step}" / part / name
+
+
+def test_a_killed_save_leaves_the_checkpoint_before_to_the_next_run(tmp_path):
+    save_ranks(tmp_path, 2, "actor")
+    save_ranks(tmp_path, 4, "actor", tracker=False)
+    model_file(tmp_path, 4).write_bytes(b"PK\x03\x04half")
+    assert point_to_loadable_checkpoint(resuming(tmp_path), ["actor"]) is None
+    assert named(tmp_path) == "2"
+
+
+@pytest.mark.parametrize("removed", ["all of it", "its first file"])
+def test_a_run_killed_before_the_tracker_is_written_resumes_from_the_new_checkpoint(
+    tmp_path, removed
+):
+    """With one checkpoint to keep, verl removes the one before first."""
+    save_ranks(tmp_path, 2, "actor")
+    save_ranks(tmp_path, 4, "actor", tracker=False)
+    (tmp_path / "global_step_4" / "data.pt").write_bytes(b"PK\x03\x04half")
+    if removed == "all of it":
+        shutil.rmtree(tmp_path / "global_step_2" / "actor")
+        flaw = "actor is missing"
+    else:
+        model_file(tmp_path, 2).unlink()
+        flaw = "actor/model_world_size_1_rank_0.pt is missing"
+    said = point_to_loadable_checkpoint(resuming(tmp_path), ["actor"])
+    assert said == f"global_step_2: {flaw}; the run resumes from global_step_4"
+    assert named(tmp_path) == "4"
+    assert not (tmp_path / "global_step_4" / "data.pt").exists()  # torch cannot load a part of it
+    assert point_to_loadable_checkpoint(resuming(tmp_path), ["actor"]) is None
+
+
+def test_a_tracker_that_a_killed_run_emptied_names_the_newest_checkpoint(tmp_path):
+    for step in (2, 4):
+        save_ranks(tmp_path, step, "actor", n_ranks=2)
+    (tmp_path / TRACKER).write_text("")
+    said = point_to_loadable_checkpoint(resuming(tmp_path, n_ranks=2), ["actor"])
+    assert said is not None
+    assert said.endswith("names no step; the run resumes from global_step_4")
+    assert named(tmp_path) == "4"
+
+
+def test_without_a_checkpoint_that_can_be_loaded_no_run_starts_from_scratch_unasked(tmp_path):
+    save_ranks(tmp_path, 2, "actor", "critic")
+    save_ranks(tmp_path, 4, "actor", "critic", tracker=False)
+    shutil.rmtree(tmp_path / "global_step_2" / "actor")
+    model_file(tmp_path, 4, "critic").write_bytes(b"PK\x03\x04half")
+    with pytest.raises(RuntimeError) as caught:
+        point_to_loadable_checkpoint(resuming(tmp_path), ["actor", "critic"])
+    assert (
+        "can be loaded: global_step_2: actor is missing; "
+        "global_step_4: critic/model_world_size_1_rank_0.pt is cut off. To start from scratch"
+    ) in str(caught.value)
+    assert named(tmp_path) == "2"
+
+
+def test_another_number_of_ranks_is_said(tmp_path):
+    save_ranks(tmp_path, 2, "actor", n_ranks=2)
+    with pytest.raises(RuntimeError, match="actor was saved by 2 ranks, and the run has 4"):
+        point_to_loadable_checkpoint(resuming(tmp_path, n_ranks=4), ["actor"])
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        pytest.param(lambda root: None, id="nothing saved"),
+        pytest.param(lambda root: (root / TRACKER).write_text("8"), id="its folder is gone"),
+        pytest.param(lambda root: save(root, 2), id="the workers are on other machines"),
+        pytest.param(lambda root: save_ranks(root, 2, "actor", n_ranks=2), id="whole"),
+    ],
+)
+def test_a_tracker_is_left_alone_where_nothing_is_known_to_be_wrong(tmp_path, prepare):
+    prepare(tmp_path)
+    before = named(tmp_path)
+    assert point_to_loadable_checkpoint(resuming(tmp_path, n_ranks=2), ["actor"]) is None
+    assert named(tmp_path) == before
+
+
+def test_ranks_of_another_machine_have_their_files_there(tmp_path):
+    save_ranks(tmp_path, 2, "actor", n_ranks=2)
+    model_file(tmp_path, 2, n_ranks=2).unlink()
+    two_machines = resuming(tmp_path, n_ranks=2, n_nodes=2)
+    assert point_to_loadable_checkpoint(two_machines, ["actor"]) is None
+    assert "is missing" in message_of_one_machine(tmp_path)
+
+
+def message_of_one_machine(root: Path) -> str:
+    with pytest.raises(RuntimeError) as caught:
+        point_to_loadable_checkpoint(resuming(root, n_ranks=2), ["actor"])
+    return str(caught.value)
+
+
+def test_a_tracker_is_left_alone_by_a_run_that_does_not_follow_it(tmp_path):
+    save_ranks(tmp_path, 2, "actor")
+    (tmp_path / TRACKER).write_text("")
+    disabled = resuming(tmp_path, mode="disable")
+    assert point_to_loadable_checkpoint(disabled, ["actor"]) is None
+    assert named(tmp_path) == ""
+
+
+def test_no_lock_is_left_of_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for checkpoint in ("checkpoints/global_step_1", str(tmp_path / "global_step_2")):
+        local_mkdir_safe(checkpoint)
+        assert list(tmp_path.glob("*.lock")) != []
+        remove_lock(checkpoint)
+        assert list(tmp_path.glob("*.lock")) == []
 
 
 def interrupt() -> None:

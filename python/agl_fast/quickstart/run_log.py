@@ -87,8 +87,8 @@ class RunLog:
 def forwarded(rollouts: Sequence[agl_fast.Rollout], level: LevelName) -> tuple[int, int]:
     """Rows and tokens that a forward pass over the rollouts takes in, as `analyze` counts them."""
     # Only now: --help needs no torch.
-    from agl_fast.tools.analyze.layouts import lay_out
     from agl_fast.rows.options import Limits
+    from agl_fast.tools.analyze.layouts import lay_out
 
     layout = lay_out(rollouts, level, Limits()).layout
     return layout.rows, layout.tokens

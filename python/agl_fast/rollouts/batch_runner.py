@@ -12,6 +12,7 @@ from agentlightning.types import EnqueueRolloutRequest, RolloutConfig
 
 from agl_fast.rollouts.finished import FinishedRollout
 from agl_fast.rollouts.progress import PendingRollouts, Source
+from agl_fast.verl.membership import ROLLOUT_KEY, current_run
 
 _PROGRESS_SECONDS = 10.0
 
@@ -42,6 +43,8 @@ def rollout_requests(
     config: RolloutConfig,
 ) -> list[EnqueueRolloutRequest]:
     """``n`` rollouts of each sample, with a new data_id per sample."""
+    run = current_run()
+    of_run = {} if run is None else {ROLLOUT_KEY: run.run_id}
     requests = []
     for sample in samples:
         data_id = str(uuid.uuid4())
@@ -51,7 +54,7 @@ def rollout_requests(
                 mode=mode,
                 resources_id=resources_id,
                 config=config,
-                metadata={"data_id": data_id, "is_train": mode == "train"},
+                metadata={"data_id": data_id, "is_train": mode == "train", **of_run},
             )
             for _ in range(n)
         ]

@@ -36,6 +36,7 @@ class StoreAccess:
     def __init__(self, store: LightningStore, deadlines: Deadlines) -> None:
         self._store = store
         self._deadlines = deadlines
+        self._is_away = False  # for longer than it may be
 
     async def add_resources(self, resources: dict[str, Any]) -> str:
         """The resources' id."""
@@ -127,6 +128,9 @@ class StoreAccess:
         await self._ask_again(what, ask)
 
     async def cancel(self, rollout_id: str) -> None:
+        """Cancel it; nothing where the store has been away for too long, which was raised."""
+        if self._is_away:
+            return
         what = f"cancel rollout {rollout_id!r}"
 
         def ask() -> Any:
@@ -143,7 +147,10 @@ class StoreAccess:
             try:
                 return await self._ask(what, ask())
             except RuntimeError as error:
-                if not isinstance(error.__cause__, _AWAY) or time.monotonic() > end:
+                if not isinstance(error.__cause__, _AWAY):
+                    raise
+                if time.monotonic() > end:
+                    self._is_away = True
                     raise
                 if not reported:
                     reported = True
@@ -153,8 +160,13 @@ class StoreAccess:
     async def _ask(self, what: str, answer: Awaitable[T]) -> T:
         limit = self._deadlines.store_answer
         try:
-            return await asyncio.wait_for(answer, limit.seconds)
+            answered = await asyncio.wait_for(answer, limit.seconds)
         except asyncio.TimeoutError as error:  # not yet the builtin one in Python 3.10
             raise TimeoutError(f"the store took more than {limit} to {what}") from error
+        except _AWAY as error:
+            text = str(error) or repr(error)
+            raise RuntimeError(f"the store failed to {what}: {text}") from error
         except Exception as error:
             raise RuntimeError(f"the store failed to {what}: {error!r}") from error
+        self._is_away = False
+        return answered

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pprint import pprint
@@ -24,7 +25,11 @@ from verl.utils.tracking import Tracking
 import agl_fast
 from agl_fast.proxy.answer_checks import ModelLimits
 from agl_fast.rollouts import AgentModeDaemon, ValidatedRollout, validation_metrics
-from agl_fast.training.checkpoints import last_whole_checkpoint
+from agl_fast.training.checkpoints import (
+    last_whole_checkpoint,
+    point_to_loadable_checkpoint,
+    remove_lock,
+)
 from agl_fast.training.credit import credit_assignment
 from agl_fast.training.datasets import columns_of, repeated
 from agl_fast.training.policy_audit import PolicyAudit
@@ -138,6 +143,17 @@ class AgentLightningTrainer(RayPPOTrainer):
         finally:
             self._shutdown_dump_executor()
             self.tracking.finish(exit_code=exit_code)
+
+    def _load_checkpoint(self) -> None:
+        parts = ("actor", "critic") if self.use_critic else ("actor",)
+        if repaired := point_to_loadable_checkpoint(self.config, parts):
+            logger.warning("%s", repaired)
+        super()._load_checkpoint()
+
+    def _save_checkpoint(self) -> None:
+        super()._save_checkpoint()
+        folder = self.config.trainer.default_local_dir
+        remove_lock(os.path.join(folder, f"global_step_{self.global_steps}"))
 
     def _fit(self) -> None:
         trainer = self.config.trainer

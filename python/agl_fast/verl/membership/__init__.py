@@ -1,12 +1,14 @@
 """Which runner processes belong to which run.
 
-Every run has an id. Its runners carry the id in their worker names; the store of the run hands work
-to no other runner. Runner processes end with the process that started them.
+Every run has an id. Its runners carry the id in their worker names, its rollouts in their metadata;
+the store of the run hands work to no other runner, and no other work to them. Runner processes end
+with the process that started them.
 """
 
 from agl_fast.verl.membership.guard import Guard
 from agl_fast.verl.membership.identity import (
     JOIN_VARIABLE,
+    ROLLOUT_KEY,
     JoinRefused,
     RunIdentity,
     current_run,
@@ -18,6 +20,7 @@ from agl_fast.verl.membership.strategy import bind_runners_to_runs, require_free
 
 __all__ = [
     "JOIN_VARIABLE",
+    "ROLLOUT_KEY",
     "Guard",
     "JoinRefused",
     "RunIdentity",

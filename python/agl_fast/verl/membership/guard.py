@@ -1,16 +1,17 @@
-"""A run's store hands work to the runners of the run alone."""
+"""A run's store gives the run's rollouts to the runners of the run, and to no others."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from agentlightning import LightningStore
 from agentlightning.types import Worker
 
-from agl_fast.verl.membership.identity import RunIdentity
+from agl_fast.verl.membership.identity import ROLLOUT_KEY, RunIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -21,12 +22,14 @@ _ANSWERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "update_worker": lambda arguments: Worker(worker_id=arguments["worker_id"]),
 }
 _GUARDED = (*_ANSWERS, "start_attempt")
+_DEQUEUES = ("dequeue_rollout", "dequeue_many_rollouts")
 
 
 class Guard:
-    """Refuses work to runners that are not of the run.
+    """Refuses work to runners that are not of the run, and cancels rollouts that are not.
 
-    It replaces methods of the store object between `install` and `remove`.
+    A store that outlives its runs still has the rollouts of a driver that was killed. It replaces
+    methods of the store object between `install` and `remove`.
 
     Attributes:
         refused: worker names of other runners that asked.
@@ -61,10 +64,13 @@ class Guard:
     ) -> Callable[..., Awaitable[Any]]:
         signature = inspect.signature(method)
 
+        @functools.wraps(method)  # the runner's names are bound to its signature
         async def call(*args: Any, **kwargs: Any) -> Any:
             arguments = signature.bind(*args, **kwargs).arguments
             worker_id = arguments.get("worker_id")
             if self._run.owns(worker_id):
+                if name in _DEQUEUES:
+                    return await self._own(method, *args, **kwargs)
                 return await method(*args, **kwargs)
             self._warn_once(worker_id)
             if name in _ANSWERS:
@@ -72,6 +78,29 @@ class Guard:
             raise PermissionError(f"runner {worker_id!r} is not of {self._run}")
 
         return call
+
+    async def _own(self, dequeue: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+        """The next of the run's rollouts, as one or several."""
+        while True:
+            found = await dequeue(*args, **kwargs)
+            if not found:
+                return found
+            foreign = [
+                rollout
+                for rollout in (found if isinstance(found, Sequence) else [found])
+                if (rollout.metadata or {}).get(ROLLOUT_KEY, self._run.run_id) != self._run.run_id
+            ]
+            for rollout in foreign:
+                logger.warning(
+                    "Rollout %s in the store is of another run, %s: it is cancelled.",
+                    rollout.rollout_id,
+                    rollout.metadata[ROLLOUT_KEY],
+                )
+                await self._store.update_rollout(rollout.rollout_id, status="cancelled")
+            if not foreign:
+                return found
+            if isinstance(found, Sequence) and len(foreign) < len(found):
+                return [rollout for rollout in found if rollout not in foreign]
 
     def _warn_once(self, worker_id: str | None) -> None:
         name = worker_id or "without a name"

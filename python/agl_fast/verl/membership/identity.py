@@ -22,6 +22,8 @@ from agl_fast.verl.supervision.waits import Limit
 JOIN_VARIABLE = "AGL_FAST_JOIN_RUN"
 # The key of the store's statistics under which a run gives its identity.
 STATISTICS_KEY = "agl_fast_run"
+# The key of a rollout's metadata that has its run's id.
+ROLLOUT_KEY = "agl_fast_run"
 # The store's methods that take a worker name.
 NAMED_METHODS = (
     "dequeue_rollout",

@@ -136,7 +136,8 @@ class ServersAlive:
             if self._failures[address] < FAILURES_IN_A_ROW:
                 continue
             if isinstance(error, httpx.HTTPStatusError):
-                raise RuntimeError(f"vLLM server {address} is dead: {error}") from error
+                what = str(error).splitlines()[0]  # httpx adds a link
+                raise RuntimeError(f"vLLM server {address} is dead: {what}") from error
             if time.monotonic() - since > self._silent.seconds:
                 raise RuntimeError(
                     f"vLLM server {address} has not answered for {self._silent}: {error!r}"
