@@ -61,14 +61,14 @@ def _of_level(analysis: Analysis, best: LevelName) -> Iterator[str]:
     unit = "tokens" if analysis.model is None else "operations"
     merged, trees = (_gain(analysis, "transition", each) for each in ("trajectory", "tree"))
     over_merged = _gain(analysis, "trajectory", "tree")
-    if best == "tree":
+    if Level.of(best).is_tree:
         yield (
             f"Train at level tree: {trees:.2f}× fewer {unit} than one row a call, "
             f"{over_merged:.2f}× fewer than level trajectory, and every sampled token keeps its "
             "exact context."
         )
         return
-    if best == "trajectory":
+    if Level.of(best).merges_calls:
         yield f"Train at level trajectory: {merged:.2f}× fewer {unit} than one row a call."
     else:
         yield (
@@ -80,7 +80,7 @@ def _of_level(analysis: Analysis, best: LevelName) -> Iterator[str]:
             f"Level tree does not support this model: it has {', '.join(analysis.tree_refusals)}."
         )
         return
-    compared = over_merged if best == "trajectory" else trees
+    compared = over_merged if Level.of(best).merges_calls else trees
     yield f"Level tree saves too little here: {compared:.2f}× fewer {unit} than that."
 
 
@@ -94,7 +94,7 @@ def _of_limits(analysis: Analysis, best: LevelName) -> Iterator[str]:
     else:
         yield f"Nothing is lost to limits with {_fitting(analysis, best)}."
     longest_tree = analysis.layouts_without_limits["tree"].longest_row
-    if best == "tree" and longest_tree > TREE_MAX_TOKENS:
+    if Level.of(best).is_tree and longest_tree > TREE_MAX_TOKENS:
         yield (
             f"The longest rollout is a tree of {longest_tree:,} tokens, which the default "
             f"tree_max_tokens={TREE_MAX_TOKENS} splits, exactly."
