@@ -11,9 +11,9 @@ import torch
 
 import agl_fast
 from agl_fast.training import WorkerGroups, ppo_step
-from agl_fast.training.worker_groups import Rows, critic_values, set_objectives
+from agl_fast.training.step_rows import Rows
+from agl_fast.training.worker_groups import critic_values, set_objectives
 from support import engine_workers
-from support.engine_workers import TEMPERATURE
 from support.tiny_model import make_tiny_model
 
 # verl's, torch's and transformers' own.
@@ -75,8 +75,8 @@ def batch() -> agl_fast.Batch:
     )
 
 
-def values(workers: WorkerGroups, rows: agl_fast.Batch) -> torch.Tensor:
-    found = critic_values(Rows(rows.tensors, {"temperature": TEMPERATURE}), workers)["values"]
+def values(workers: WorkerGroups, rows: agl_fast.Batch, config: Any) -> torch.Tensor:
+    found = critic_values(Rows.of(rows), workers, config)["values"]
     return found[rows.tensors["response_mask"].bool()]
 
 
@@ -86,7 +86,7 @@ def test_a_critic_learns_the_reward(workers: WorkerGroups, config: Any, model: P
     losses = []
     for step in range(1, 13):
         expected = engine_workers.plain_values(critic, model, rows)
-        assert (values(workers, rows) - expected).abs().max() < IN_FLOAT32
+        assert (values(workers, rows, config) - expected).abs().max() < IN_FLOAT32
         metrics = ppo_step(rows, workers, config, n_rollouts=8, global_step=step).metrics
         assert metrics["critic/values/mean"] == pytest.approx(float(expected.mean()), abs=1e-5)
         assert metrics["critic/grad_norm"] > 0
@@ -94,16 +94,16 @@ def test_a_critic_learns_the_reward(workers: WorkerGroups, config: Any, model: P
     # Without discount the value of every token is the rollout's reward.
     assert losses[0] == pytest.approx(0.5, rel=0.5)
     assert losses[-1] < losses[0] / 4
-    assert (values(workers, rows) - 1).abs().mean() < 0.5
+    assert (values(workers, rows, config) - 1).abs().mean() < 0.5
 
 
 def test_its_checkpoint_is_loaded_again(
     workers: WorkerGroups, config: Any, model: Path, tmp_path: Path
 ) -> None:
     rows, critic = batch(), workers.critic.worker
-    before = values(workers, rows)
+    before = values(workers, rows, config)
     critic.save_checkpoint(str(tmp_path / "critic"), None, 1, None)
     ppo_step(rows, workers, config, n_rollouts=8, global_step=1)
-    assert (values(workers, rows) - before).abs().max() > 1e-3
+    assert (values(workers, rows, config) - before).abs().max() > 1e-3
     critic.load_checkpoint(str(tmp_path / "critic"), None)
-    assert torch.equal(values(workers, rows), before)
+    assert torch.equal(values(workers, rows, config), before)

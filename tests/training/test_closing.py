@@ -11,14 +11,13 @@ from omegaconf import OmegaConf
 
 from support.training_loop import FakeDaemon, Loop, keep_logs  # isort: skip
 
-from agl_fast.rollouts.failures import Failures
-
 import agl_fast
-from agl_fast.rollouts.finished import Outcome
+from agl_fast.rollouts.finished import FinishedRollout
+from agl_fast.rollouts.rollout_metrics import Failures
+from agl_fast.training.checkpoints import last_checkpoint
 from agl_fast.training.run_summary import (
     NothingTrainedError,
     closing_lines,
-    last_checkpoint,
     note_worst_audit,
 )
 
@@ -47,13 +46,13 @@ def failures(*errors: str | None) -> Failures:
     found = Failures()
     found.add(
         [
-            Outcome(
+            FinishedRollout(
                 str(index),
                 "g",
-                {},
-                "succeeded" if error is None else "failed",
                 [agl_fast.Call([1], [2])],
                 1.0,
+                "succeeded" if error is None else "failed",
+                {},
                 error=error,
             )
             for index, error in enumerate(errors)
