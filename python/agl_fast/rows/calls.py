@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
-
 # list or tuple of int, 1-D int32/int64 numpy array or torch tensor
 TokenIds: TypeAlias = Any
 # list or tuple of float, 1-D float numpy array or torch tensor
@@ -229,6 +227,8 @@ def trainable_calls(rollout: Rollout) -> list[int]:
 
 
 def _equal(one: Call, other: Call) -> bool:
+    import numpy as np  # late: `agl_fast.Call` loads no numpy
+
     return all(
         len(ids) == len(others) and np.array_equal(np.asarray(ids), np.asarray(others))
         for ids, others in (
