@@ -21,6 +21,7 @@ MOVED = {
     "agl_fast.verl.daemon": "agl_fast.rollouts",
     "agl_fast.verl.daemon.agent_mode": "agl_fast.rollouts.daemon",
     "agl_fast.verl.daemon.outcomes": "agl_fast.rollouts.finished",
+    "agl_fast.verl.daemon.rows": "agl_fast.rollouts.training_rows",
     "agl_fast.verl.dry_run": "agl_fast.tools.dry_run",
     "agl_fast.verl.export": "agl_fast.tools.export",
     "agl_fast.verl.losses": "agl_fast.training.losses",
@@ -28,6 +29,8 @@ MOVED = {
     "agl_fast.verl.replay": "agl_fast.tools.replay",
     "agl_fast.verl.trainer": "agl_fast.training",
     "agl_fast.verl.trainer.agent_lightning": "agl_fast.training.trainer",
+    # `from agl_fast.verl.trainer import watch` looks for it in the package of today.
+    "agl_fast.training.watch": "agl_fast.verl.supervision.watch",
     "agl_fast.verl.trainer.watch": "agl_fast.verl.supervision.watch",
     "agl_fast.verl.trainer.workers": "agl_fast.training.worker_groups",
     "agl_fast.verl.tree": "agl_fast.tree",
