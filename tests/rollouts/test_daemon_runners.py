@@ -231,7 +231,7 @@ def test_an_attempt_whose_runner_had_a_namesake_is_given_up(caplog, namesake_wor
         _, metrics = bench.rows()
     assert metrics["training/failed_rollouts/unresponsive"] == 1
     assert metrics["training/failed_rollouts"] == 1
-    assert "Worker-0 has been without it" in caplog.text
+    assert "Worker-0 has been idle or in another rollout" in caplog.text
 
 
 def test_no_runner_ever():
