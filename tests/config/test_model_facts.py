@@ -86,7 +86,7 @@ def test_advice_is_never_what_is_refused(family, recording, tmp_path, capsys):
         return
     assert found["best_level"] != "tree"
     assert "Train at level tree" not in found["advice"]
-    assert "Level tree does not take this model: it has" in found["advice"]
+    assert "Level tree does not support this model: it has" in found["advice"]
 
 
 @pytest.mark.parametrize(
