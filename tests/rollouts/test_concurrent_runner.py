@@ -135,7 +135,7 @@ def test_no_connection_to_the_store_stays_open_but_the_runner_s_own():
             bench.enqueue(2)
             with running(store, agent, heartbeat_interval=0.05):
                 bench.daemon.run_until_all_finished(verbose=False)
-            assert len(store._sessions) == 2  # the daemon has one, too
+            assert len(store._sessions) == 3  # the daemon and the proxy have one each, too
         assert len(store._sessions) == 1
 
 

@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Literal
 
 from agl_fast.proxy.answer_checks import ModelLimits
@@ -23,6 +24,8 @@ from agl_fast.verl.supervision.waits import Limit
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # litellm's, about its own code
     import agentlightning
+
+    from agl_fast.verl.store_sessions import close_session
 
 logger = logging.getLogger(__name__)
 
@@ -207,6 +210,7 @@ class LLMProxy(agentlightning.LLMProxy):
         self.store = store
         self._server.next_sequence = store.get_next_span_sequence_id
         self._server.latest_attempt = _latest_attempt_in(store)
+        self._server.leave_store = partial(close_session, store)
 
     def initialize(self) -> None:
         """Nothing: there are no global hooks."""

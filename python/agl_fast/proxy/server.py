@@ -120,6 +120,7 @@ class ProxyServer:
         self.limits = ModelLimits()
         self._refused: set[str] = set()  # causes
         self.latest_attempt: LatestAttempt | None = None
+        self.leave_store: Callable[[], Awaitable[None]] | None = None  # at the end
         self.is_paused = False
         self.flights = Flights()
         self._api_key = api_key
@@ -157,6 +158,8 @@ class ProxyServer:
             self._monitoring.cancel()
         if self._connections is not None:
             await self._connections.close()
+        if self.leave_store is not None:
+            await self.leave_store()
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol
