@@ -13,13 +13,13 @@ from agentlightning.types import LLM
 from omegaconf import DictConfig
 
 from agl_fast.verl.addresses import routable_address, url_host
+from agl_fast.verl.agentlightning_patches import patch_agentlightning
 from agl_fast.verl.config import compose, decide_with_model, default_model_path
 from agl_fast.verl.config.model_checks import check_model
 from agl_fast.verl.membership import bind_runners_to_runs
-from agl_fast.verl.span_export import send_spans_to_the_store
 
 # Here, because runner processes are forked from the one that makes the algorithm.
-send_spans_to_the_store()
+patch_agentlightning()
 
 
 class VERL(Algorithm):
