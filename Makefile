@@ -42,7 +42,7 @@ SANITIZED := build/sanitized/_core.stamp
 DOCS_VENV := $(VENV)-docs
 DOCS_TOOLS := $(DOCS_VENV)/.stamps/packages
 
-.PHONY: help setup quickstart test test-all bench lint format sanitize wheel clean
+.PHONY: help setup quickstart test test-all bench lint generate format sanitize wheel clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -69,6 +69,9 @@ lint: $(NATIVE) ## ruff, clang-format, mypy --strict, stubtest
 	$(PYTHON) -m mypy
 	$(PYTHON) -m mypy docs/conf.py
 	MYPYPATH=python $(PYTHON) -m mypy.stubtest --mypy-config-file pyproject.toml $(NATIVE_MODULES)
+
+generate: $(NATIVE) ## config.yaml and the tables of docs/configuration.md, from verl/config/schema.py
+	$(PYTHON) scripts/generate_config.py
 
 format: $(NATIVE) ## rewrite Python and C++ sources in the project's style
 	$(PYTHON) -m ruff check --fix $(wildcard $(PYTHON_PATHS))

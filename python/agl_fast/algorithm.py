@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Mapping, Sized
 from typing import Any
@@ -13,13 +14,12 @@ from agentlightning.types import LLM
 from omegaconf import DictConfig
 
 from agl_fast.verl.addresses import routable_address, url_host
-from agl_fast.verl.config import compose, decide_with_model, default_model_path
-from agl_fast.verl.config.model_checks import check_model
+from agl_fast.verl.agentlightning_patches import patch_agentlightning
+from agl_fast.verl.config import decide_with_model, merge_settings
 from agl_fast.verl.membership import bind_runners_to_runs
-from agl_fast.verl.span_export import send_spans_to_the_store
 
 # Here, because runner processes are forked from the one that makes the algorithm.
-send_spans_to_the_store()
+patch_agentlightning()
 
 
 class VERL(Algorithm):
@@ -79,14 +79,15 @@ class VERL(Algorithm):
         daemon_cls: type[Any] | None = None,
     ) -> None:
         super().__init__()
-        composed = compose(config)
-        self.config = composed.config
-        self._open_keys = composed.open_keys
-        self.notices = composed.lines + check_model(composed.config, default_model_path())
+        merged = merge_settings(config)
+        self.config = merged.config
+        self._open_keys = merged.open_keys
         # Only now: its imports decide verl's device where nothing has yet.
-        from agl_fast.verl.preflight import check_before_the_run
+        from agl_fast.verl.preflight import check_run
 
-        check_before_the_run(self.config, daemon_cls)
+        self.notices = merged.lines + check_run(self.config)
+        if daemon_cls is not None:
+            _require_credit(self.config, daemon_cls)
         self.trainer_cls = trainer_cls
         self.daemon_cls = daemon_cls
 
@@ -162,6 +163,19 @@ class VERL(Algorithm):
 
 
 bind_runners_to_runs(lambda algorithm: isinstance(algorithm, VERL))
+
+
+def _require_credit(config: DictConfig, daemon_cls: type[Any]) -> None:
+    ours = config.agentlightning
+    if ours.rollout_hook is None and ours.credit == "identical":
+        return
+    parameters = inspect.signature(daemon_cls).parameters.values()
+    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    if not takes_all and "credit" not in {each.name for each in parameters}:
+        raise TypeError(
+            f"agentlightning.rollout_hook={ours.rollout_hook!r} and credit={ours.credit!r} need a "
+            f"daemon that takes `credit`: {daemon_cls!r} does not"
+        )
 
 
 def _require_samples(config: DictConfig, train_dataset: Any) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 import torch
@@ -16,14 +15,12 @@ pytest.importorskip("verl", reason="needs the extra [cpu] or [verl]")
 
 from omegaconf import OmegaConf
 
-from agl_fast.verl.config import OWN_CONFIG, compose
-from agl_fast.verl.config.cpu_defaults import BUCKET, cpu_defaults
-from agl_fast.verl.config.own_keys import AgentLightningKeys
-from agl_fast.verl.config.renamed_keys import leaves
-from agl_fast.verl.config.servers import ENGINE_KWARGS
-from agl_fast.verl.config.types import check_types
+from agl_fast.verl.config import compose
+from agl_fast.verl.config.defaults import BUCKET, cpu_defaults
+from agl_fast.verl.config.key_checks import check_keys
+from agl_fast.verl.config.servers import ENGINE_KWARGS, tool_options
+from agl_fast.verl.config.user_settings import leaves
 from agl_fast.verl.supervision.load_errors import ReportsLoadErrors
-from agl_fast.verl.tool_parsers import tool_options
 from support.verl_settings import DOCUMENTED, documented
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of verl, vLLM and what they import
@@ -319,20 +316,4 @@ def test_loss_is_scaled_by_the_configured_width() -> None:
 def test_defaults_have_the_types_that_are_asked_for() -> None:
     plain = OmegaConf.to_container(compose(DOCUMENTED, device="cuda").config, resolve=True)
     assert isinstance(plain, dict)
-    check_types(plain, plain)
-
-
-def test_every_own_key_is_declared_and_explained() -> None:
-    def declared(keys: type, prefix: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for field in fields(keys):
-            hint = get_type_hints(keys)[field.name]
-            key = f"{prefix}{field.name}"
-            found |= declared(hint, f"{key}.") if is_dataclass(hint) else {key: hint}
-        return found
-
-    own = OmegaConf.to_container(OmegaConf.load(OWN_CONFIG))
-    assert isinstance(own, dict)
-    assert {key for key, _ in leaves(own["agentlightning"])} == set(
-        declared(AgentLightningKeys, "")
-    )
+    check_keys(plain, plain)

@@ -1,4 +1,4 @@
-"""Micro-batches are cut by their tokens where the user says nothing, and only there."""
+"""Dynamic batching and token limits are filled in where the user has set neither."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 def composed(*, device: str = "cuda", **changes: Any) -> tuple[Any, str]:
     """The configuration, and the notices about its micro-batches."""
     made = compose(changed(MINIMAL, changes), device=device)
-    about = ("no size of a micro-batch is set", "as a row may have")
+    about = ("no micro-batch size is set", "as a row may have")
     said = [line for line in made.lines if any(words in line for words in about)]
     assert len(said) <= len(about)
     return made.config, "".join(said)

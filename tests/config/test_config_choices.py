@@ -10,8 +10,9 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra [cpu] or [verl]")
 
-from agl_fast.verl.config import compose, default_model_path
-from agl_fast.verl.config.model_checks import check_model
+import support.verl_trainer_imports  # noqa: F401
+from agl_fast.verl.config import compose
+from agl_fast.verl.preflight import check_model
 from support.verl_settings import documented
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of verl, vLLM and what they import
@@ -88,14 +89,14 @@ def test_settings_are_a_mapping(config: Any) -> None:
 def said_of(path: object, **rollout: object) -> list[str]:
     settings = settings_with(f"{MODEL}.path", path)
     settings["actor_rollout_ref"]["rollout"] |= rollout
-    return check_model(compose(settings, device="cuda").config, default_model_path())
+    return check_model(compose(settings, device="cuda").config)
 
 
 def test_a_model_is_needed() -> None:
     settings = documented()
     del settings["actor_rollout_ref"]["model"]["path"]
     with pytest.raises(ValueError, match=rf"{MODEL}\.path is not set: expected the model to tr"):
-        check_model(compose(settings, device="cuda").config, default_model_path())
+        check_model(compose(settings, device="cuda").config)
 
 
 @pytest.mark.parametrize("path", ["/nowhere/model", "./model", "../model", "~/model", "empty"])

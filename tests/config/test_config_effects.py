@@ -15,7 +15,7 @@ import verl
 from agl_fast.verl.config import compose
 from agl_fast.verl.config.composition import _resolved_defaults
 from agl_fast.verl.config.effects import check_effects, fate_of, move_values, verl_keys
-from agl_fast.verl.config.renamed_keys import leaves
+from agl_fast.verl.config.user_settings import leaves
 from support.verl_settings import documented
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of verl, vLLM and what they import

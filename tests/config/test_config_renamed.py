@@ -13,7 +13,7 @@ pytest.importorskip("verl", reason="needs the extra [cpu] or [verl]")
 from omegaconf import OmegaConf
 
 from agl_fast.verl.config import compose
-from agl_fast.verl.config.renamed_keys import leaves, nested, rename, renamed_keys
+from agl_fast.verl.config.user_settings import leaves, nested, rename, renamed_keys
 from support.verl_settings import DOCUMENTED, documented
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of verl, vLLM and what they import

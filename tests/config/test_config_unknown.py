@@ -17,8 +17,8 @@ from omegaconf import OmegaConf
 from agl_fast.commands.overrides import parse_overrides
 from agl_fast.verl.config import compose, differences
 from agl_fast.verl.config.composition import _resolved_defaults
-from agl_fast.verl.config.types import check_types
-from agl_fast.verl.config.user_input import plain_settings
+from agl_fast.verl.config.key_checks import check_keys
+from agl_fast.verl.config.user_settings import plain_settings
 from support.verl_settings import documented
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of verl, vLLM and what they import
@@ -37,7 +37,7 @@ def settings_with(key: str, value: object) -> dict[str, Any]:
 
 def check(settings: dict[str, Any]) -> None:
     plain, added = plain_settings(settings)
-    check_types(plain, _resolved_defaults(), added)
+    check_keys(plain, _resolved_defaults(), added)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,9 @@ def test_a_plus_lets_nothing_else_pass() -> None:
         check({"data": {"+mine": 1, "other": 1}})
     with pytest.raises(ValueError, match=r"data\.mine is set twice"):
         plain_settings({"data": {"+mine": 1, "mine": 1}})
-    with pytest.raises(ValueError, match=r"clip_ratio_hi=1: .*as verl's FSDPActorConfig has none"):
+    with pytest.raises(
+        ValueError, match=r"clip_ratio_hi=1: .*unknown key, verl's FSDPActorConfig has none"
+    ):
         check({"actor_rollout_ref": {"actor": {"+clip_ratio_hi": 1}}})
 
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("verl", reason="needs the extra [cpu] or [verl]")
 
 from agl_fast.verl.config import compose
-from agl_fast.verl.config.own_keys import DeadlineKeys
+from agl_fast.verl.config.schema import DeadlineKeys
 from agl_fast.verl.supervision.deadlines import GROUP, UNKNOWN_BYTES, Deadlines, default_deadlines
 from support.verl_settings import documented
 
@@ -26,7 +26,7 @@ def deadlines(**changes: object) -> Deadlines:
 
 def test_every_key_is_a_limit_and_every_limit_names_its_key() -> None:
     limits = {field.name: getattr(default_deadlines(), field.name) for field in fields(Deadlines)}
-    names = {field.name for field in fields(DeadlineKeys)} - {"bytes_per_second"}
+    names = set(DeadlineKeys.model_fields) - {"bytes_per_second"}
     assert names == {f"{name}_seconds" for name in limits}
     for name, limit in limits.items():
         assert limit.key == f"{GROUP}.{name}_seconds"
@@ -60,7 +60,7 @@ def test_what_is_set_holds_whatever_the_model() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("name", [field.name for field in fields(DeadlineKeys)])
+@pytest.mark.parametrize("name", list(DeadlineKeys.model_fields))
 def test_a_limit_is_a_finite_number_above_zero(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"{GROUP}\.{name}={value}: expected a finite number"):
         deadlines(**{name: value})

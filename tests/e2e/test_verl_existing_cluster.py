@@ -116,9 +116,9 @@ def test_a_cluster_without_a_cpu_for_the_server_ends_the_run_soon(tmp_path_facto
         finished = run(folder, "--config", "impatient", "--steps", "1", **joining)
         assert free_resources(joining, resources) == resources
     assert finished.returncode != 0
-    waited = "no room for 10 s (agentlightning.deadlines.room_seconds)"
-    assert f"the Ray cluster has had {waited}" in finished.output
-    assert "missing is CPU: 4 wanted, 3 free of 3" in finished.output
+    waited = "after 10 s (agentlightning.deadlines.room_seconds)"
+    assert f"the Ray cluster has insufficient resources {waited}" in finished.output
+    assert "needs CPU 4, available 3 of 3" in finished.output
     assert finished.processes_left == []
     assert finished.segments_left == set()
     assert not (folder / "metrics-1.jsonl").exists()

@@ -17,7 +17,7 @@ from support.daemon_runs import (
     LightningStoreOTLPExporter,
     agentlightning,
     daemon_bench,
-    send_spans_to_the_store,
+    patch_agentlightning,
 )
 from support.fake_openai_server import FakeOpenAIServer, prompt_ids_of
 from support.running_proxy import say
@@ -108,7 +108,7 @@ def test_class_agent_in_training_and_validation():
 
 
 def test_spans_of_other_processes_go_to_the_store():
-    send_spans_to_the_store()
+    patch_agentlightning()
     tracer = TracerProvider().get_tracer("test")
     span = tracer.start_span("reward")
     span.end()

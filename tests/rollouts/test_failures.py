@@ -21,8 +21,7 @@ import agl_fast
 from agl_fast.rollouts import FinishedRollout
 from agl_fast.rollouts.rollout_metrics import Failures
 from agl_fast.rows.rewards import read_reward
-from agl_fast.verl.failure_reasons import METADATA_KEY, in_words
-from agl_fast.verl.span_export import send_spans_to_the_store
+from agl_fast.verl.agentlightning_patches import METADATA_KEY, patch_agentlightning, summarize
 from support.daemon_runs import agentlightning
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of agentlightning and what it imports
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of agentlightning and what 
 
 def run_agent(returns: Any) -> tuple[str, list[float | None], str | None]:
     """With Agent-lightning's runner: the rollout's status, its rewards, and why it failed."""
-    send_spans_to_the_store()
+    patch_agentlightning()
 
     class Agent(agentlightning.LitAgent[Any]):
         async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> Any:
@@ -111,8 +110,8 @@ def test_failures_in_words() -> None:
     assert failures.add([outcome("a")]) is None
     assert failures.sentence() is None
     step = [
-        outcome("b", status="failed", error=in_words(HttpError("no model x\nfurther"))),
-        outcome("c", status="failed", error=in_words(HttpError("no model y"))),
+        outcome("b", status="failed", error=summarize(HttpError("no model x\nfurther"))),
+        outcome("c", status="failed", error=summarize(HttpError("no model y"))),
         outcome("d", status="deadline"),
         outcome("e", calls=0),
     ]

@@ -68,9 +68,9 @@ def test_agent_match_finds_the_calls_of_a_named_agent(found):
 
 
 def test_attributes_that_a_span_does_not_take_are_left_out():
-    from support.daemon_runs import agentlightning, send_spans_to_the_store
+    from support.daemon_runs import agentlightning, patch_agentlightning
 
-    send_spans_to_the_store()
+    patch_agentlightning()
     taken = {"text": "a", "ids": [1, 2], "numbers": [1, 0.5], "flags": [True], "none": []}
     refused = {"nothing": None, "bytes": b"a", "mapping": {"a": 1}, "mixed": [1, "a"], "in": [[1]]}
     assert agentlightning.Span.from_attributes(attributes=taken | refused).attributes == taken

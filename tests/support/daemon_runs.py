@@ -33,7 +33,7 @@ with warnings.catch_warnings():
     )
     from agl_fast.rollouts import progress as waiting
     from agl_fast.rollouts.mismatch_log import MismatchLog
-    from agl_fast.verl.span_export import send_spans_to_the_store
+    from agl_fast.verl.agentlightning_patches import patch_agentlightning
     from agl_fast.verl.supervision.loop_thread import LoopThread
 
 # Tests take these from here, where their import makes no noise.
@@ -49,7 +49,7 @@ __all__ = [
     "Triplet",
     "ValidatedRollout",
     "agentlightning",
-    "send_spans_to_the_store",
+    "patch_agentlightning",
     "store_access",
     "validation_metrics",
     "waiting",

@@ -54,7 +54,7 @@ class Trainer:
 
 
 def main() -> None:
-    for name in ("check_config", "require_loadable_weights", "set_objectives"):
+    for name in ("require_loadable_weights", "set_objectives"):
         setattr(entrypoint, name, lambda *_: None)
     entrypoint.trainer_arguments = lambda *_: {}
     entrypoint.is_refused_as_tree = lambda _: False

@@ -95,9 +95,8 @@ def test_train_has_a_help_of_its_own(capsys):
 @pytest.mark.filterwarnings("ignore")  # of verl and what it imports
 def test_the_help_of_train_names_keys_with_their_defaults():
     pytest.importorskip("verl", reason="needs the extra [cpu] or [verl]")
-    from agl_fast.verl.renamed_keys import leaves
-
-    from agl_fast.verl.config import _resolved_defaults
+    from agl_fast.verl.config.composition import _resolved_defaults
+    from agl_fast.verl.config.user_settings import leaves
 
     defaults = dict(leaves(_resolved_defaults()))
     shown = dict(re.findall(r"^  ([a-z_.]+)=(\S+)", TRAIN_USAGE, re.MULTILINE))

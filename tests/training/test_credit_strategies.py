@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args, get_type_hints
+from typing import get_args
 
 import pytest
 from omegaconf import OmegaConf
@@ -17,7 +17,7 @@ from agl_fast.training.credit import (
     per_call,
     trainable_calls,
 )
-from agl_fast.verl.config.own_keys import AgentLightningKeys
+from agl_fast.verl.config.schema import AgentLightningKeys
 
 
 def rollout(*calls: Call, reward: float | None = 4.0) -> Rollout:
@@ -41,7 +41,7 @@ def credits_of(rollout: Rollout) -> list[float]:
 
 
 def test_names_are_those_of_the_configuration():
-    names = get_args(get_type_hints(AgentLightningKeys)["credit"])
+    names = get_args(AgentLightningKeys.model_fields["credit"].annotation)
     assert set(names) == set(STRATEGIES)
 
 

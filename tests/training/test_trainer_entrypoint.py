@@ -26,9 +26,10 @@ import support.verl_trainer_imports  # noqa: F401
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # litellm's
-    from agl_fast.verl import entrypoint, ray_cluster
+    from agl_fast.verl import entrypoint, preflight, ray_cluster
 
 from agl_fast.proxy.answer_checks import ModelLimits
+from agl_fast.verl.config.checks import run_checks
 from agl_fast.verl.supervision.deadlines import OWN_CONFIG
 from agl_fast.verl.supervision.interrupts import Interrupts, interruptible
 from agl_fast.verl.supervision.run_scope import RunScope
@@ -222,7 +223,7 @@ def test_a_placement_that_does_not_come_names_what_is_missing(monkeypatch):
     impatient()
     time.sleep(0.01)
     placements()
-    with pytest.raises(RuntimeError, match="missing is GPU: 2 wanted, 1 free of 1"):
+    with pytest.raises(RuntimeError, match="needs GPU 2, available 1 of 1"):
         impatient()
     table["waits"]["state"] = "CREATED"
     placements()
@@ -286,7 +287,7 @@ def test_a_cluster_without_room_is_said_at_once_and_ends_the_run_soon(cluster, c
         raise AssertionError("nothing starts")
     for said in (str(raised.value), caplog.text):
         assert "the run needs CPU: 4, GPU: 1" in said
-        assert f"missing is CPU: 4 wanted, {n_cpus} free of 16" in said
+        assert f"needs CPU 4, available {n_cpus} of 16" in said
     assert len(caplog.records) == 1
     assert cluster.removed == cluster.made
 
@@ -334,10 +335,9 @@ def test_room_for_every_gpu_of_a_node_and_a_server(cluster):
         ("ray_kwargs.ray_init.num_cpus", 3),
     ],
 )
-def test_what_would_be_computed_wrongly_is_refused_before_ray_starts(key, value, monkeypatch):
-    monkeypatch.setattr(ray_cluster.ray, "init", None)
+def test_what_would_be_computed_wrongly_is_refused(key, value, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(entrypoint, "get_device_name", lambda: "cpu")
+    monkeypatch.setattr(preflight, "get_device_name", lambda: "cpu")
     refused = OmegaConf.create(
         {
             "algorithm": {"adv_estimator": "grpo"},
@@ -349,7 +349,7 @@ def test_what_would_be_computed_wrongly_is_refused_before_ray_starts(key, value,
     )
     OmegaConf.update(refused, key, value, force_add=True)
     with pytest.raises(ValueError, match=key.split(".")[-1]):
-        entrypoint.run(config=refused, train_dataset=[{}], store=None)
+        run_checks(refused, (preflight.check_config, preflight.check_cpus))
 
 
 def model_with(config: Any, end_id: int | None = 7) -> Any:

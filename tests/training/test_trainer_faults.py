@@ -368,7 +368,6 @@ def test_ctrl_c_leaves_nothing_of_a_run(monkeypatch, capsys, stage, removed, sai
     monkeypatch.setattr(entrypoint, "ray", ray)
     monkeypatch.setattr(entrypoint, "ray_cluster", ray_cluster)
     monkeypatch.setattr(entrypoint, "trainer_arguments", lambda *_: {})
-    monkeypatch.setattr(entrypoint, "check_config", lambda _: None)
     monkeypatch.setattr(entrypoint, "require_loadable_weights", lambda _: None)
     monkeypatch.setattr(entrypoint, "set_objectives", lambda *_: None)
     monkeypatch.setattr(entrypoint, "is_refused_as_tree", lambda _: False)

@@ -29,7 +29,7 @@ from agl_fast.training.worker_groups import (
 )
 from agl_fast.verl.config import attention_choice as config_attention
 from agl_fast.verl.config import compose
-from agl_fast.verl.config.cpu_defaults import cpu_defaults
+from agl_fast.verl.config.defaults import cpu_defaults
 from agl_fast.verl.entrypoint import worker_classes
 from agl_fast.verl.platform_cpu import log_probs
 from agl_fast.verl.platform_cpu.log_probs import log_probs_of_labels, vectorize_log_probs

@@ -19,7 +19,7 @@ from agl_fast.training.worker_groups import require_tree_workers
 from agl_fast.tree.ancestors import link
 from agl_fast.tree.attention import NAME, Tree, tree_attention
 from agl_fast.tree.refusals import require_tree_config, require_tree_model
-from agl_fast.verl import entrypoint
+from agl_fast.verl import preflight
 from agl_fast.verl.config import compose
 from support.invariance import tiny_model
 from support.verl_settings import documented
@@ -131,10 +131,11 @@ def test_settings_that_are_refused(model, key, value, reason):
     assert reason in str(caught.value)
 
 
-def test_a_run_is_refused_before_ray_starts(model):
+def test_a_run_is_refused(model, monkeypatch):
+    monkeypatch.setattr(preflight, "get_device_name", lambda: "cpu")
     config = composed(model, actor_rollout_ref__model__use_fused_kernels=True)
     with pytest.raises(ValueError, match="use_fused_kernels=True"):
-        entrypoint.run(config=config, train_dataset=[], store=None)
+        preflight.check_run(config)
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,10 @@ def main(arguments: Sequence[str]) -> int:
     }
     os.environ.update(environment)
     # Only now, and not with agl_fast.VERL: agents need no verl.
+    from agl_fast.verl.agentlightning_patches import patch_agentlightning
     from agl_fast.verl.membership import JOIN_VARIABLE, bind_runners_to_runs
-    from agl_fast.verl.span_export import send_spans_to_the_store
 
-    send_spans_to_the_store()
+    patch_agentlightning()
     quiet_store_errors()
     bind_runners_to_runs(lambda _: False)
     if options.run:

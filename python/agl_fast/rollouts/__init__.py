@@ -8,7 +8,7 @@ import agl_fast.proxy.llm_proxy  # noqa: F401  # isort: skip
 from agl_fast.rollouts.daemon import AgentModeDaemon
 from agl_fast.rollouts.finished import FinishedRollout, Outcome
 from agl_fast.rollouts.validation import ValidatedRollout, validation_metrics
-from agl_fast.verl.span_export import send_spans_to_the_store
+from agl_fast.verl.agentlightning_patches import patch_agentlightning
 
 __all__ = [
     "AgentModeDaemon",
@@ -18,4 +18,4 @@ __all__ = [
     "validation_metrics",
 ]
 
-send_spans_to_the_store()
+patch_agentlightning()

@@ -20,7 +20,7 @@ from agl_fast.proxy.llm_proxy import LLMProxy
 from agl_fast.rollouts.finished import SUCCEEDED, FinishedRollout
 from agl_fast.rollouts.progress import DEADLINE, RolloutEnd
 from agl_fast.rollouts.store_access import StoreAccess
-from agl_fast.verl.failure_reasons import METADATA_KEY
+from agl_fast.verl.agentlightning_patches import METADATA_KEY
 from agl_fast.verl.membership import RunIdentity, current_run
 from agl_fast.verl.supervision.deadlines import Deadlines
 

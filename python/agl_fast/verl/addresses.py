@@ -1,4 +1,4 @@
-"""Which addresses others reach, and how URLs write them."""
+"""Network addresses: loopback, routable, and in URLs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Whether only this machine can reach the address."""
     if host == "localhost":
         return True
     try:
@@ -17,7 +17,7 @@ def is_loopback(host: str) -> bool:
 
 
 def routable_address(host: str) -> str:
-    """The host; where it stands for every address, the one this machine has in its network."""
+    """The host itself; for a wildcard address, this machine's address in its network."""
     try:
         if not ipaddress.ip_address(host).is_unspecified:
             return host
@@ -25,7 +25,7 @@ def routable_address(host: str) -> str:
         return host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # Sends nothing: it asks which address a packet to there would leave from.
+            # Sends nothing: the kernel chooses the source address of a packet to there.
             probe.connect(("192.0.2.1", 9))
         except OSError:
             return socket.gethostname()

@@ -1,8 +1,7 @@
-"""Whether a run trains on accelerators: chosen once, from the user, this machine and Ray's cluster.
+"""Choice of the device of a run, made once from the user, this machine and the Ray cluster.
 
-verl asks in every process anew, and takes a machine without an accelerator for one with an NVIDIA
-card. A driver without a GPU may belong to a cluster with GPUs, or to a run on CPUs: verl cannot
-know which, `VERL` can.
+verl chooses anew in every process, and assumes an NVIDIA card on a machine without an accelerator.
+A driver without a GPU may belong to a cluster with GPUs or to a CPU run. Only `VERL` knows which.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ DEVICE = "trainer.device"
 ADDRESS = "ray_kwargs.ray_init.address"
 CPU = "cpu"
 CONNECTED = "the one that this process is connected to"
-# Ray counts as "GPU" what it is told to. This resource is there where it has found a card itself.
+# "GPU" is a declared number. Ray adds this resource for a card that it has detected itself.
 FOUND_BY_RAY = "accelerator_type:"
 CLUSTER_SECONDS = 120
 _ASK_CLUSTER = """
@@ -36,11 +35,11 @@ print(json.dumps(ray.cluster_resources()))
 
 @dataclass(frozen=True)
 class Device:
-    """Where the workers of a run compute.
+    """Device of the workers of a run.
 
     Attributes:
         name: verl's: 'cpu', 'cuda' or 'npu'.
-        lines: what the user should read about the choice; none where this machine decided it.
+        lines: messages for the user; none if this machine's accelerator decides.
     """
 
     name: str
@@ -48,11 +47,13 @@ class Device:
 
 
 def choose_device(user: Mapping[str, Any]) -> Device:
-    """The device of a run: that of `VERL_PLATFORM`, of `trainer.device`, of this machine's
-    accelerator, of the Ray cluster that the run joins; without any of them, the CPU.
+    """Choose the device of a run.
+
+    The first of: `VERL_PLATFORM`, `trainer.device`, this machine's accelerator, the GPUs of the Ray
+    cluster that the run joins, the CPU.
 
     Args:
-        user: what the user has set, by dotted key.
+        user: the user's settings by dotted key.
 
     Raises:
         ValueError: `trainer.device` is a device that neither this machine nor a cluster has; the
@@ -61,7 +62,7 @@ def choose_device(user: Mapping[str, Any]) -> Device:
     asked = user.get(DEVICE)
     here = _of_environment() or local_accelerator()
     if here is not None or asked == CPU:
-        # Where the two differ, the checks of the configuration say which one cannot be.
+        # If the two differ, the checks of the configuration refuse one of them.
         return Device(CPU if asked == CPU else str(here))
     address = ray_address(user)
     if asked is not None:
@@ -86,7 +87,7 @@ def choose_device(user: Mapping[str, Any]) -> Device:
 
 
 def use_device(name: str) -> None:
-    """Make it verl's device in this process.
+    """Set verl's device in this process.
 
     Raises:
         RuntimeError: agl_fast's platform for CPUs is not registered with verl.
@@ -107,9 +108,9 @@ def use_device(name: str) -> None:
 
 
 def local_accelerator() -> str | None:
-    """verl's name of this machine's accelerator, if torch is built for it.
+    """verl's name of this machine's accelerator, if torch supports it.
 
-    As verl's own detection, which asks `nvidia-smi` before torch; agl_fast's `cpu` is left out.
+    Like verl's own detection, which asks `nvidia-smi` before torch, without agl_fast's `cpu`.
     """
     for name in PlatformRegistry.registered_names():
         platform_cls = PlatformRegistry.get(name)
@@ -122,7 +123,7 @@ def local_accelerator() -> str | None:
 
 
 def ray_address(user: Mapping[str, Any]) -> str | None:
-    """The cluster that the run joins; None: it starts one of its own."""
+    """Address of the cluster that the run joins; None: it starts a cluster."""
     if ray.is_initialized():
         return CONNECTED
     address = user.get(ADDRESS) or os.environ.get("RAY_ADDRESS")
@@ -130,9 +131,9 @@ def ray_address(user: Mapping[str, Any]) -> str | None:
 
 
 def accelerators_of_cluster(address: str) -> list[str]:
-    """The kinds of cards that Ray has found on the cluster's nodes.
+    """Kinds of cards that Ray has detected on the cluster's nodes.
 
-    Asked by a process of its own, as this one connects with the options of the run later.
+    A separate process connects, as this one connects later, with the options of the run.
 
     Raises:
         ValueError: the cluster does not answer.

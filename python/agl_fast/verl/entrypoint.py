@@ -1,7 +1,7 @@
-"""From a checked configuration to a trained model: Ray, workers, servers, trainer, and their end.
+"""Start and end of a run: Ray, workers, servers, trainer.
 
-The loop runs in this process, Ray's driver: the store, the proxy and the rows are at hand, an error
-needs no trip through Ray, and a deadline can interrupt it.
+The training loop runs in this process, Ray's driver. Store, proxy and rows are local, errors do not
+pass through Ray, and a deadline can interrupt the loop.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from verl.utils.device import get_device_name
 
 from agl_fast.proxy.answer_checks import ModelLimits
 from agl_fast.rollouts import AgentModeDaemon
-from agl_fast.rows.levels import Level
 from agl_fast.training import AgentLightningTrainer
 from agl_fast.training.checkpoints import last_saved_step
 from agl_fast.training.datasets import Samples
-from agl_fast.training.step import check_config
 from agl_fast.training.worker_groups import require_tree_workers, set_objectives
 from agl_fast.tree.refusals import require_tree_config
 from agl_fast.verl.config.attention_choice import CRITIC, uses_engine
 from agl_fast.verl.device_choice import CPU, PLATFORM_VARIABLE
 from agl_fast.verl.platform_cpu.registration import require_cpu
-from agl_fast.verl.ray_cluster import Daemons, Placements, check_cpus, ray_cluster
+from agl_fast.verl.preflight import check_device, check_tree_engine, trains_trees
+from agl_fast.verl.ray_cluster import Daemons, Placements, ray_cluster
 from agl_fast.verl.supervision.deadlines import Deadlines
 from agl_fast.verl.supervision.interrupts import Interrupts, interruptible
 from agl_fast.verl.supervision.log_output import warnings_shown
@@ -54,25 +53,23 @@ def run(
     trainer_cls: type[Any] | None = None,
     daemon_cls: type[Any] | None = None,
 ) -> None:
-    """Train. Whatever happens, nothing of the run is left: no process, no shared memory.
+    """Train. After any outcome, no process and no shared memory of the run is left.
 
     Args:
-        config: as `agl_fast.verl.config.compose` gives it.
+        config: of `VERL(config)`, which has checked it.
         train_dataset, val_dataset: samples by index, with a length.
         store, llm_proxy, adapter: Agent-lightning's.
         trainer_cls, daemon_cls: None: `AgentLightningTrainer`, `AgentModeDaemon`.
 
     Raises:
-        ValueError: the configuration asks for what would be computed wrongly.
+        ValueError: verl in this process has another device than the configuration, or the tree
+            engine does not support the model.
         RuntimeError, TimeoutError: the message names what failed; its error is the cause.
     """
     config = config.copy()
     OmegaConf.resolve(config)
-    check_config(config)
-    if trains_trees(config):
-        require_tree_config(config)
-    check_device(config)
-    check_cpus(config)
+    check_device(config)  # again: this process may be another one than that of `VERL(config)`
+    check_tree_engine(config)  # again: the model may have been on the hub only
     with ExitStack() as ends:
         ends.enter_context(error_said_once())
         ends.enter_context(warnings_shown())
@@ -102,13 +99,8 @@ def run(
         trainer.fit()
 
 
-def trains_trees(config: Any) -> bool:
-    level = OmegaConf.select(config, "agentlightning.trace_aggregator.level")
-    return level is not None and Level.of(level).is_tree
-
-
 def is_refused_as_tree(config: Any) -> bool:
-    """Whether level tree cannot train the model, or not with these settings."""
+    """Whether level tree does not support the model or its settings."""
     try:
         require_tree_config(config)
     except ValueError:
@@ -117,7 +109,7 @@ def is_refused_as_tree(config: Any) -> bool:
 
 
 def trainer_arguments(config: Any, train_dataset: Any, val_dataset: Any) -> dict[str, Any]:
-    """What verl's trainer is made of, for this machine."""
+    """Arguments of verl's trainer, for this machine."""
     actor_worker, critic_worker = worker_classes(config)
     lora = config.actor_rollout_ref.model
     is_lora = max(lora.get("lora", {}).get("rank", 0), lora.get("lora_rank", 0)) > 0
@@ -149,23 +141,13 @@ def trainer_arguments(config: Any, train_dataset: Any, val_dataset: Any) -> dict
     }
 
 
-def check_device(config: Any) -> None:
-    """Raise ValueError where verl in this process has another device than the configuration."""
-    if config.trainer.device != get_device_name():
-        raise ValueError(
-            f"trainer.device={config.trainer.device!r}, and verl in this process has chosen "
-            f"{get_device_name()!r}: expected VERL(config) to be made in the process that fits, "
-            "and trainer.device to be left as it is"
-        )
-
-
 def environment_of_workers() -> dict[str, str]:
-    """What makes verl's workers choose this process's device; on GPUs they find it."""
+    """Environment in which verl's workers choose the CPU; GPUs they detect themselves."""
     return {PLATFORM_VARIABLE: CPU} if get_device_name() == CPU else {}
 
 
 def model_limits(model: Any, max_model_len: int | None) -> ModelLimits:
-    """What the answers of the servers are held against.
+    """Limits against which the proxy checks the servers' answers.
 
     Args:
         model: verl's HFModelConfig.
@@ -181,7 +163,7 @@ def model_limits(model: Any, max_model_len: int | None) -> ModelLimits:
 
 
 def worker_classes(config: Any) -> tuple[type[Any], type[Any]]:
-    """verl's workers of actor and reference, and of the critic, for this machine."""
+    """Worker classes of actor and reference, and of the critic, for this machine."""
     on_cpu = get_device_name() == "cpu"
     if on_cpu:
         require_cpu()
@@ -191,7 +173,7 @@ def worker_classes(config: Any) -> tuple[type[Any], type[Any]]:
 
 
 def _worker_classes(*, on_cpu: bool, trees: bool) -> tuple[type[Any], type[Any]]:
-    # Only where they are used: the modules register engines.
+    # Imported on use: the modules register engines.
     if trees:
         from agl_fast.tree import tree_workers as of_trees
 
@@ -208,7 +190,7 @@ def _worker_classes(*, on_cpu: bool, trees: bool) -> tuple[type[Any], type[Any]]
 
 
 def require_loadable_weights(trainer: Any) -> None:
-    """On a CPU: raise where a server could not take new weights, or a worker lacks an engine."""
+    """On a CPU: raise if a server could not load new weights, or a worker lacks an engine."""
     if get_device_name() != "cpu":
         return
     trainer.actor_rollout_wg.registration()
@@ -227,7 +209,7 @@ def error_said_once() -> Iterator[None]:
 
 @contextmanager
 def interruption_said(trainer: Any, interrupts: Interrupts, config: Any) -> Iterator[None]:
-    """Say where the training has ended, and how to go on."""
+    """Print or add to the error where the training has ended, and how to continue."""
     try:
         yield
     except BaseException as error:
@@ -247,7 +229,7 @@ def interruption_said(trainer: Any, interrupts: Interrupts, config: Any) -> Iter
 
 
 def how_to_go_on(config: Any) -> str:
-    """Which step is saved, and what continues from it; nothing where none is to be saved."""
+    """The saved step and how to continue from it; empty if the run saves no checkpoints."""
     folder = OmegaConf.select(config, "trainer.default_local_dir")
     if folder is None or not config.trainer.save_freq > 0:
         return ""
@@ -262,7 +244,7 @@ def how_to_go_on(config: Any) -> str:
 
 
 def end_actors(trainer: Any, daemons: Daemons) -> None:
-    """End the trainer's actors and give their places back, in a cluster that stays, too."""
+    """End the trainer's actors and release their resources, also in an existing cluster."""
     if daemons.is_lost():
         return
     manager = getattr(trainer, "llm_server_manager", None)
@@ -281,8 +263,8 @@ def end_actors(trainer: Any, daemons: Daemons) -> None:
 def outside_event_loop() -> Iterator[None]:
     """Hide the running event loop.
 
-    Agent-lightning's Trainer calls a synchronous algorithm inside its loop, which stands still
-    meanwhile. verl, where it finds a loop running, waits on threads that no signal interrupts.
+    Agent-lightning's Trainer calls a synchronous algorithm inside its event loop, which is blocked
+    meanwhile. If verl finds a running loop, it waits on threads that no signal interrupts.
     """
     running = asyncio._get_running_loop()
     asyncio._set_running_loop(None)

@@ -1,5 +1,7 @@
-"""NVIDIA cards of this machine, by `nvidia-smi`: CUDA, once started in a process, could not be used
-by its forks, as runners are."""
+"""NVIDIA cards of this machine, listed by `nvidia-smi`.
+
+After an initialisation of CUDA in a process, its forks, such as runners, could not use CUDA.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class Card:
 
 
 def cards() -> list[Card]:
-    """All cards, in the order of the driver; none where `nvidia-smi` is missing or fails."""
+    """All cards, in the driver's order; none if `nvidia-smi` is missing or fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -52,5 +54,5 @@ def _card(line: str) -> Card | None:
     try:
         major, minor = map(int, capability.split("."))
         return Card(name, (major, minor), int(free) * MIB, int(total) * MIB, driver)
-    except ValueError:  # a failure in words, or "[N/A]"
+    except ValueError:  # an error message, or "[N/A]"
         return None

@@ -1,4 +1,4 @@
-"""verl's workers on accelerators, also where flash-attn is not installed."""
+"""verl's workers on accelerators, with or without flash-attn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agl_fast.verl.platform_cpu.value_models import load_value_models_as_configu
 
 
 class GpuTrainingWorker(TrainingWorker):
-    """A training worker that computes log-probs of all tokens at once."""
+    """Training worker that computes log-probs of all tokens at once."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         vectorize_log_probs()

@@ -1,52 +1,126 @@
-"""What a run would refuse later, said when the algorithm is made."""
+"""All checks of a run, in the order in which `VERL(config)` makes them."""
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
-from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from verl.utils.device import get_device_name
+from verl.utils.import_utils import import_external_libs
 
+from agl_fast.rows.levels import Level
 from agl_fast.training.step import check_config
 from agl_fast.tree.refusals import require_tree_config
-from agl_fast.verl.entrypoint import trains_trees
+from agl_fast.verl.config import checks, default_model_path
+from agl_fast.verl.config.checks import Check, require_context
+from agl_fast.verl.model_files import context_length, model_folder
 from agl_fast.verl.ray_cluster import check_cpus
 
+NOT_SET = (
+    "actor_rollout_ref.model.path is not set: expected the model to train, a folder or the name of "
+    "one on the Hugging Face hub"
+)
 
-def check_before_the_run(config: Any, daemon_cls: type[Any] | None) -> None:
-    """Raise what the run would raise, as far as it can be known now.
 
-    A model that is not in a folder of this machine is looked at when the run starts, before Ray
-    does.
+def check_model(config: DictConfig) -> list[str]:
+    """Check that there is a model, and that its context is as long as the servers'.
 
-    Args:
-        config: as `agl_fast.verl.config.compose` gives it.
-        daemon_cls: the user's, if any.
+    Returns:
+        A line if a name that looks like a folder will be looked up on the Hugging Face hub.
+    """
+    path = config.actor_rollout_ref.model.path
+    if path is None:
+        raise ValueError(NOT_SET)
+    folder = Path(path)  # neither verl nor transformers expands ~
+    if (folder / "config.json").is_file():
+        _check_context(config, path)
+        return []
+    if path == default_model_path():
+        raise ValueError(NOT_SET)
+    if "://" in path:
+        return []
+    if path.startswith(("/", ".", "~")) or folder.exists():
+        raise ValueError(
+            f"actor_rollout_ref.model.path={path!r}: expected a folder with a config.json (written "
+            "without ~), or the name of a model on the Hugging Face hub"
+        )
+    if len(folder.parts) > 1 and Path(folder.parts[0]).is_dir():
+        return [
+            f"actor_rollout_ref.model.path={path} is no folder with a config.json, though "
+            f"{folder.parts[0]} is one: it will be asked of the Hugging Face hub"
+        ]
+    return []
 
-    Raises:
-        ValueError: a setting would be computed wrongly, or cannot work on this machine.
-        TypeError: the daemon does not take what the settings need.
+
+def _check_context(config: DictConfig, path: str) -> None:
+    name = "max_position_embeddings"
+    model = config.actor_rollout_ref.model
+    if model.hf_config_path is not None or name in (model.override_config or {}):
+        return
+    wanted, longest = config.actor_rollout_ref.rollout.max_model_len, context_length(path)
+    if longest is None:
+        return
+    if wanted is not None and wanted > longest:
+        raise ValueError(
+            f"actor_rollout_ref.rollout.max_model_len={wanted}: expected at most {longest}, the "
+            f"{name} of {path}"
+        )
+    if wanted is None:  # vLLM takes the model's
+        require_context(config, longest, f"{name} of {path}")
+
+
+def check_device(config: DictConfig) -> None:
+    """verl in this process must have the device of the configuration."""
+    if config.trainer.device != get_device_name():
+        raise ValueError(
+            f"trainer.device={config.trainer.device!r}, and verl in this process has chosen "
+            f"{get_device_name()!r}: expected VERL(config) to be made in the process that fits, "
+            "and trainer.device to be left as it is"
+        )
+
+
+def check_external_lib(config: DictConfig) -> None:
+    """Import the user's module, which may register the estimator and the loss of the next check."""
+    name = config.actor_rollout_ref.model.external_lib
+    try:
+        import_external_libs(name)
+    except ImportError as error:
+        raise ValueError(
+            f"actor_rollout_ref.model.external_lib={name!r}: expected a module that can be "
+            f"imported: {error}"
+        ) from error
+
+
+def trains_trees(config: DictConfig) -> bool:
+    level = OmegaConf.select(config, "agentlightning.trace_aggregator.level")
+    return level is not None and Level.of(level).is_tree
+
+
+def check_tree_engine(config: DictConfig) -> None:
+    """At level tree, the tree engine must support the settings, and a model on this machine."""
+    if trains_trees(config) and model_folder(config.actor_rollout_ref.model.path) is not None:
+        require_tree_config(config)
+
+
+# Each raises ValueError or TypeError that names key, value and expectation; the lines that it
+# returns are for the user. A configuration is given with its interpolations resolved.
+CHECKS: tuple[Check, ...] = (
+    *checks.CHECKS,
+    check_model,
+    check_device,
+    check_external_lib,
+    check_config,
+    check_cpus,
+    check_tree_engine,
+)
+
+
+def check_run(config: DictConfig) -> list[str]:
+    """Run all checks on a merged configuration.
+
+    Returns:
+        Lines for the user: settings that are allowed and do less than they seem to.
     """
     config = config.copy()
     OmegaConf.resolve(config)
-    if config.actor_rollout_ref.model.external_lib is None:
-        check_config(config)  # the module may register an estimator
-    check_cpus(config)
-    if trains_trees(config) and Path(config.actor_rollout_ref.model.path).is_dir():
-        require_tree_config(config)
-    if daemon_cls is not None:
-        _require_credit(config, daemon_cls)
-
-
-def _require_credit(config: Any, daemon_cls: type[Any]) -> None:
-    ours = config.agentlightning
-    if ours.rollout_hook is None and ours.credit == "identical":
-        return
-    parameters = inspect.signature(daemon_cls).parameters.values()
-    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
-    if not takes_all and "credit" not in {each.name for each in parameters}:
-        raise TypeError(
-            f"agentlightning.rollout_hook={ours.rollout_hook!r} and credit={ours.credit!r} need a "
-            f"daemon that takes `credit`: {daemon_cls!r} does not"
-        )
+    return checks.run_checks(config, CHECKS)

@@ -1,4 +1,4 @@
-"""The Ray cluster of a run: one of its own, or one that is there."""
+"""The Ray cluster of a run: started for it, or an existing one."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ ROOM_CHECK_SECONDS = 2.0
 GIVEN_BACK_SECONDS = 30.0
 GIVEN_BACK_CHECK_SECONDS = 0.1
 LOST_GRACE_SECONDS = 1.0
-# vLLM waits so long for an engine to start, 600 s where nobody sets it.
+# Time limit of vLLM for the start of an engine; 600 s by default.
 READY_VARIABLE = "VLLM_ENGINE_READY_TIMEOUT_S"
-# Of a cluster that is there already, these are decided.
+# Options that an existing cluster does not take.
 _OF_A_NEW_CLUSTER = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
 
-# verl reserves so many for each GPU, before any of its other actors is placed.
+# Logical CPUs that verl reserves for each GPU, before it places any other actor.
 _CPUS_OF_A_GPU = 3
 
 
 def check_cpus(config: Any) -> None:
-    """Raise ValueError where a cluster that is started here would have too few logical CPUs.
+    """Raise ValueError if a cluster started here would have too few logical CPUs.
 
-    Its actors would wait for a place, without a word.
+    Its actors would wait for resources without a message.
     """
     wanted = config.ray_kwargs.get("ray_init", {}).get("num_cpus")
     least = _least_cpus(config)
@@ -67,7 +67,7 @@ def _least_cpus(config: Any) -> int:
 
 
 class Daemons:
-    """The processes of a Ray that was started here; none of a cluster that is there.
+    """The processes of a Ray that was started here; none of an existing cluster.
 
     They are in the process group of the run, and Slurm signals every process of a job: a SIGTERM
     for the run may end them first. Ray's calls then wait for a minute, and end the process.
@@ -78,7 +78,7 @@ class Daemons:
         self._interrupts = interrupts
 
     def is_lost(self) -> bool:
-        """Whether calls into Ray must be left out, as they may never return."""
+        """Whether calls into Ray must be skipped, as they may never return."""
         if not self._processes:
             return False
         return self._interrupts.terminated or not all(map(_is_alive, self._processes))
@@ -95,15 +95,15 @@ def _is_alive(process: psutil.Process) -> bool:
 def ray_cluster(config: Any, scope: RunScope, interrupts: Interrupts) -> Iterator[Daemons]:
     """Connect to Ray and disconnect at the end, unless the caller is connected already.
 
-    A cluster that is there (`ray_kwargs.ray_init.address`, or RAY_ADDRESS) is used, and stays.
-
-    Raises:
-        RuntimeError: the cluster has no room for the run; the message says what is missing.
+    An existing cluster (`ray_kwargs.ray_init.address`, or RAY_ADDRESS) is used, and stays.
 
     Args:
         config: the whole configuration, resolved.
         scope: of the run; a cluster that is started here has its files in its folder.
-        interrupts: a SIGTERM ends a cluster of the run's own without Ray.
+        interrupts: after a SIGTERM, a cluster that was started here is ended without Ray.
+
+    Raises:
+        RuntimeError: the cluster has insufficient resources; the message lists them.
     """
     if ray.is_initialized():
         _require_room(config)
@@ -127,7 +127,7 @@ def ray_cluster(config: Any, scope: RunScope, interrupts: Interrupts) -> Iterato
                     "agl_fast: Ray's own processes have died; the run's others are ended",
                     flush=True,
                 )
-            # Only then: with nobody left to answer, Ray gives up at once.
+            # First: without a process that answers, Ray gives up at once.
             stop_processes_of_run(scope.run_id, grace_seconds=LOST_GRACE_SECONDS)
         with watched("leaving Ray", Deadlines.of(config).leave):
             ray.shutdown()
@@ -139,10 +139,10 @@ def _daemon_processes() -> list[psutil.Process]:
 
 
 def _require_room(config: Any) -> None:
-    """Raise RuntimeError where the cluster has no room for the run, and does not grow in time.
+    """Raise RuntimeError if the cluster has insufficient resources, and does not grow in time.
 
-    verl reserves what its workers need, and places a server beside them afterwards, which would
-    wait for a CPU without a word. Here all of it is reserved at once, and given back.
+    verl reserves the resources of its workers and places a server beside them later, which would
+    wait for a CPU without a message. Here all resources are reserved together, and released.
     """
     groups = [
         placement_group(_bundles_of_a_node(config), strategy="STRICT_PACK")
@@ -163,7 +163,7 @@ def _require_room(config: Any) -> None:
                 )
                 if time.monotonic() > deadline:
                     raise RuntimeError(
-                        f"the Ray cluster has had no room for {limit}; {what}. Start "
+                        f"the Ray cluster has insufficient resources after {limit}; {what}. Start "
                         "it with `ray start --num-cpus`, set ray_kwargs.ray_init.num_cpus, or "
                         "leave ray_kwargs.ray_init.address and RAY_ADDRESS unset for a cluster of "
                         "the run's own"
@@ -171,7 +171,7 @@ def _require_room(config: Any) -> None:
                 if not is_said:
                     is_said = True
                     logger.warning(
-                        "The Ray cluster has no room yet, and the run waits %s for it; %s",
+                        "The Ray cluster has insufficient resources, waiting %s; %s",
                         limit,
                         what,
                     )
@@ -182,7 +182,7 @@ def _require_room(config: Any) -> None:
 
 
 def _wait_until_free(wanted: Counter[str]) -> None:
-    """Ray counts what a group had a little after its removal, and verl asks what is free."""
+    """Wait until Ray counts the resources of removed groups as free, which verl asks next."""
     deadline = time.monotonic() + GIVEN_BACK_SECONDS
     while time.monotonic() < deadline:
         free = ray.available_resources()
@@ -206,8 +206,7 @@ def _start(options: dict[str, Any]) -> None:
             ray.init(**options)
             return
         except Exception as error:  # Ray raises no other class
-            # It waits 30 s for its own processes, which a busy machine may not have started by
-            # then.
+            # Ray waits 30 s for its own processes, which may not suffice on a busy machine.
             if attempt == START_ATTEMPTS or "timed out during startup" not in str(error):
                 raise
             ray.shutdown()
@@ -228,7 +227,7 @@ def _init_options(config: Any, folder: Path) -> dict[str, Any]:
         options["runtime_env"]["env_vars"][PLATFORM_VARIABLE] = CPU
     if _address(config) != "local":
         return {k: v for k, v in options.items() if k not in _OF_A_NEW_CLUSTER}
-    # Not one that happens to run on this machine.
+    # "local": not another cluster that happens to run on this machine.
     return {"address": "local", "_temp_dir": str(folder), "logging_level": "WARNING", **options}
 
 
@@ -238,12 +237,12 @@ def _address(config: Any) -> str:
 
 
 class Placements:
-    """Raises once a placement group has not found its resources in time.
+    """Raises RuntimeError if a placement group of the run waits too long for its resources.
 
-    Those that are there before are not this run's: others use the cluster, too.
+    Groups that exist before the run belong to other users of the cluster.
 
     Args:
-        limit: how long one may wait.
+        limit: maximum time that a group may wait.
     """
 
     def __init__(self, limit: Limit) -> None:
@@ -260,7 +259,7 @@ class Placements:
             since = self._waiting_since.setdefault(group_id, now)
             if now - since > self._limit.seconds:
                 raise RuntimeError(
-                    f"Ray has found no place for {dict(_total(group))} within {self._limit}; "
+                    f"Ray has not placed {dict(_total(group))} within {self._limit}; "
                     f"{_missing(_total(group))}"
                 )
 
@@ -273,10 +272,10 @@ def _total(group: dict[str, Any]) -> Counter[str]:
 
 
 def _missing(wanted: Counter[str]) -> str:
-    available, all_there = ray.available_resources(), ray.cluster_resources()
+    available, total = ray.available_resources(), ray.cluster_resources()
     missing = [
-        f"{name}: {amount:g} wanted, {available.get(name, 0):g} free of {all_there.get(name, 0):g}"
+        f"{name} {amount:g}, available {available.get(name, 0):g} of {total.get(name, 0):g}"
         for name, amount in wanted.items()
         if amount > available.get(name, 0)
     ]
-    return f"missing is {'; '.join(missing)}" if missing else "no node has all of it"
+    return f"needs {'; '.join(missing)}" if missing else "no single node has all of it"

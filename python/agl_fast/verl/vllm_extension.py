@@ -1,4 +1,4 @@
-"""vLLM's worker extension where there is an accelerator."""
+"""vLLM's worker extension on accelerators."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ from agl_fast.verl.supervision.load_errors import ReportsLoadErrors
 
 
 class WorkerExtension(ReportsLoadErrors, vLLMColocateWorkerExtension):
-    """verl's, whose failures end a weight sync with the cause."""
+    """verl's extension; a failure ends the weight sync with its cause."""

@@ -23,7 +23,7 @@ from agl_fast.training.credit import credit_assignment
 from agl_fast.training.run_recording import token_summary
 from agl_fast.training.step_metrics import configured_widths
 from agl_fast.verl.config import compose
-from agl_fast.verl.config.renamed_keys import leaves
+from agl_fast.verl.config.user_settings import leaves
 
 # For recordings without settings.
 _ADVANTAGES = {"algorithm": {"adv_estimator": "grpo"}}

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         decide_with_model,
         default_model_path,
         differences,
+        merge_settings,
     )
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "decide_with_model",
     "default_model_path",
     "differences",
+    "merge_settings",
 ]
 
 OWN_CONFIG = Path(__file__).with_name("config.yaml")

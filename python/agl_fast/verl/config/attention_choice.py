@@ -1,8 +1,8 @@
-"""Which attention trains the models on GPUs: flash-attn, agl_fast's own, or torch's.
+"""Attention implementation on GPUs: flash-attn, agl_fast's own, or torch's.
 
-verl's default, flash_attention_2, needs the package flash-attn, which no index has built for the
-torch of verl 0.9.1. Without it verl's workers end with an ImportError; with torch's attention in
-its place, verl computes log-probs token by token.
+verl's default, flash_attention_2, needs the package flash-attn. No package index has a build for
+the torch of verl 0.9.1. Without it, verl's workers end with an ImportError; with torch's attention,
+verl computes log-probs token by token.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agl_fast.tree.engine_name import ENGINE
 from agl_fast.tree.refusals import engine_refusals, fallback_attention, model_refusals
 from agl_fast.verl.config.batch_limits import longest_row
 from agl_fast.verl.gpu_cards import cards
-from agl_fast.verl.weight_files import model_folder
+from agl_fast.verl.model_files import model_folder
 
 IMPLEMENTATION = "override_config.attn_implementation"
 PACKAGE = "flash_attn"
@@ -38,23 +38,23 @@ MUCH_GIB = 1.0
 def choose_attention(
     config: DictConfig, user_keys: Collection[str], device: str, *, local_only: bool = True
 ) -> list[str]:
-    """Name the attention of actor and critic where the user has not and flash-attn is missing.
+    """Choose the attention of actor and critic if the user has not and flash-attn is missing.
 
-    What is named already stays, so that a second call decides only what the first one left open.
+    A second call decides only what the first one left open.
 
     Args:
         config: changed in place; its `critic.enable` is decided.
         user_keys: dotted keys that the user has set.
         device: verl's name of the run's device.
-        local_only: leave it open where the model's configuration is not on this machine; else ask
-            the Hugging Face hub for it, and take the engine for trees where that does not answer.
+        local_only: leave the choice open if the model's configuration is not on this machine; else
+            download it from the Hugging Face hub, and choose the tree engine if that fails.
 
     Returns:
-        For each model one line: what was chosen, why, and how to get flash-attn.
+        For each changed model one line: the choice, its reason, and how to get flash-attn.
 
     Raises:
-        ValueError: what the user asks for needs flash-attn, or agl_fast's attention does not fit
-            the model. The message names the key, its value and what is expected.
+        ValueError: the user's choice needs flash-attn, or agl_fast's attention does not support
+            the model. The message names key, value and expectation.
     """
     lines = []
     for group in (ACTOR, CRITIC) if config.critic.enable else (ACTOR,):
@@ -74,11 +74,11 @@ def choose_attention(
 
 
 def can_read_models(config: DictConfig, *, local_only: bool) -> bool:
-    """Whether the configuration of every model that the run trains can be had here.
+    """Whether the configurations of all trained models can be read.
 
     Args:
-        local_only: ask this machine alone; else those that it lacks are fetched from the Hugging
-            Face hub, and are on this machine afterwards.
+        local_only: only on this machine; else missing ones are downloaded from the Hugging Face
+            hub, and are on this machine afterwards.
     """
     groups = (ACTOR, CRITIC) if config.critic.enable else (ACTOR,)
     found = [_model(config, group, local_only=local_only) for group in groups]
@@ -86,7 +86,7 @@ def can_read_models(config: DictConfig, *, local_only: bool) -> bool:
 
 
 def uses_engine(config: Any, group: str = ACTOR) -> bool:
-    """Whether agl_fast's engine for trees trains the model of a group."""
+    """Whether the tree engine trains the model of a group."""
     return bool(
         Level.of(config.agentlightning.trace_aggregator.level).is_tree
         or OmegaConf.select(config, f"{group}.{IMPLEMENTATION}") == ENGINE
@@ -94,10 +94,10 @@ def uses_engine(config: Any, group: str = ACTOR) -> bool:
 
 
 def flash_attention_fault() -> str | None:
-    """Why flash-attn cannot be used here; None: it can.
+    """Reason why flash-attn cannot be used here; None: it can.
 
-    A package that is there and does not load was built for another torch. The GPUs of this machine
-    are asked through `nvidia-smi`: CUDA, once started here, could not be used by forked runners.
+    An installed package that does not load was built for another torch. `nvidia-smi` lists the
+    GPUs: after an initialisation of CUDA here, forked runners could not use it.
     """
     if importlib.util.find_spec(PACKAGE) is None:
         return "flash-attn is not installed"
@@ -117,7 +117,7 @@ def gpus() -> dict[str, tuple[int, int]]:
 
 
 def flash_attention_requirement() -> str:
-    """What verl names for itself, 'flash-attn==…'; without a version where it names none."""
+    """verl's own requirement, 'flash-attn==…'; without a version if verl has none."""
     for requirement in importlib.metadata.requires("verl") or []:
         if match := re.match(r"flash-attn==[\w.]+", requirement):
             return match[0]
@@ -160,7 +160,7 @@ def _without_flash_attention(
 
 
 def attention_memory(config: DictConfig, device: str) -> list[str]:
-    """What torch's attention keeps for pairs of positions in a full micro-batch, where it is much.
+    """Memory of torch's attention for pairs of positions in a full micro-batch, if it is large.
 
     Args:
         config: its attention and its micro-batches are decided.
@@ -200,9 +200,9 @@ def _much_memory(config: DictConfig, group: str, attention: str, model: Any) -> 
 
 
 def _full_micro_batch(config: DictConfig, group: str, model: Any) -> tuple[int, int]:
-    """Rows and tokens of each, where every row is as long as it may be.
+    """Number of rows and tokens per row of a micro-batch of the longest rows.
 
-    Where padding is removed, torch's attention takes all tokens of a micro-batch for one row.
+    Without padding, torch's attention treats all tokens of a micro-batch as one row.
     """
     part = config.critic if group == CRITIC else config.actor_rollout_ref.actor
     longest, _ = longest_row(config)
@@ -239,7 +239,7 @@ def _refusals(config: DictConfig, group: str, device: str, model: Any) -> list[s
 
 
 def _engine_group(config: DictConfig, group: str) -> tuple[Any, Any]:
-    """The options of a model's engine, and the part they belong to, whose own come first."""
+    """Options of a model's engine, and those of its part, which take precedence."""
     if group == CRITIC:
         return config.critic.fsdp, config.critic
     actor = config.actor_rollout_ref.actor
@@ -247,7 +247,7 @@ def _engine_group(config: DictConfig, group: str) -> tuple[Any, Any]:
 
 
 def _model(config: DictConfig, group: str, *, local_only: bool) -> Any:
-    """Its Hugging Face configuration; None where it cannot be had here."""
+    """The Hugging Face configuration of a group's model; None if it is not available here."""
     settings = OmegaConf.to_container(OmegaConf.select(config, group), resolve=True)
     path = settings.get("hf_config_path") or settings.get("path")
     if path is None or "://" in path:
@@ -257,7 +257,7 @@ def _model(config: DictConfig, group: str, *, local_only: bool) -> Any:
     if model is None and not local_only:
         model = _loaded(path, settings, local_only=False)
     if model is None:
-        return None  # named by check_model, or by verl once it loads the model
+        return None  # check_model reports it, or verl when it loads the model
     overrides = {
         key: value
         for key, value in (settings.get("override_config") or {}).items()

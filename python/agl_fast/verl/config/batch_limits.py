@@ -1,4 +1,4 @@
-"""How micro-batches are cut where the user does not say: by their tokens, and how many fit."""
+"""Defaults of micro-batches: dynamic batching, and its token limits."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ REFERENCE = "actor_rollout_ref.ref"
 CRITIC = "critic"
 ATTENTION = "attn_implementation"
 SAMPLER_SWITCH = f"{ROLLOUT}.log_prob_use_dynamic_bsz"
-DEFAULT_TOKENS = 16384  # verl's, of a micro-batch
+DEFAULT_TOKENS = 16384  # per micro-batch, as in verl
 # Logits of a micro-batch in bfloat16, their float32 copy, and the gradients of both: 6 GiB.
 LOGIT_BYTES = 12
 MOST_LOGITS = 2**29
 
 
 def fill_in_batches(config: DictConfig, user_keys: Collection[str]) -> list[str]:
-    """Set `use_dynamic_bsz` where the user has set neither it nor the size of a micro-batch.
+    """Set `use_dynamic_bsz` if the user has set neither it nor a micro-batch size.
 
-    verl has no default for either, and refuses a configuration without. A reference or critic for
-    which the user has set a size keeps it.
+    verl has no default for either and refuses a configuration without one. A reference or critic
+    with a micro-batch size of its own keeps it.
 
     Args:
         config: changed in place; its `critic.enable` is decided.
         user_keys: dotted keys that the user has set.
 
     Returns:
-        A line that says what was set, or none.
+        A line with the changes, if there are any.
     """
     changes: dict[str, bool | int] = {}
     if _is_open(f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.ppo_micro_batch_size", user_keys):
@@ -55,26 +55,12 @@ def fill_in_batches(config: DictConfig, user_keys: Collection[str]) -> list[str]
         for key, new in changes.items()
         if OmegaConf.select(config, key) != new
     ]
-    for key, new in changes.items():  # also those that are so: they would follow the actor's
+    for key, new in changes.items():  # unchanged ones, too: they would follow the actor's
         OmegaConf.update(config, key, new)
     if not said:
         return []
-    why = "no size of a micro-batch is set: they are cut by their tokens"
+    why = "no micro-batch size is set: micro-batches are split by tokens"
     return [f"{', '.join(said)}, as {why}"]
-
-
-def check_batches(config: DictConfig) -> None:
-    """Raise ValueError where the actor's log-probs are cut otherwise than its updates.
-
-    verl's worker would end with an assertion, once Ray and the model are there.
-    """
-    actor = f"{ACTOR}.use_dynamic_bsz"
-    wanted, found = OmegaConf.select(config, actor), OmegaConf.select(config, SAMPLER_SWITCH)
-    if wanted != found:
-        raise ValueError(
-            f"{SAMPLER_SWITCH}={found}: expected {wanted}, as {actor}={wanted}: verl 0.9.1 has one "
-            "engine for the actor's log-probs and its updates"
-        )
 
 
 def _is_open(switch: str, size: str, user_keys: Collection[str]) -> bool:
@@ -82,10 +68,10 @@ def _is_open(switch: str, size: str, user_keys: Collection[str]) -> bool:
 
 
 def fit_micro_batches(config: DictConfig, user_keys: Collection[str]) -> list[str]:
-    """Let every micro-batch that is cut by its tokens hold the longest row.
+    """Fit the token limits of micro-batches to the longest row.
 
-    verl would end with an assertion at the first longer row, hours into a run. A limit that the
-    user has not set is raised; where nothing makes it larger and the vocabulary is known, it is
+    verl would fail with an assertion at the first longer row, maybe hours into a run. A limit that
+    the user has not set is raised to the longest row. If the vocabulary is known, a larger limit is
     lowered so that a micro-batch's logits fit beside a model on a small GPU.
 
     Args:
@@ -93,10 +79,10 @@ def fit_micro_batches(config: DictConfig, user_keys: Collection[str]) -> list[st
         user_keys: dotted keys that the user has set.
 
     Returns:
-        A line for what was changed, one for logits that are large all the same.
+        A line with the changes, and one if the logits remain large.
 
     Raises:
-        ValueError: the user's limit is too small; the message names it and what is needed.
+        ValueError: the user's limit is shorter than a row; the message names both.
     """
     longest, named = longest_row(config)
     vocabulary = vocabulary_size(str(config.actor_rollout_ref.model.path))
@@ -128,7 +114,7 @@ def fit_micro_batches(config: DictConfig, user_keys: Collection[str]) -> list[st
 
 
 def longest_row(config: DictConfig) -> tuple[int, str]:
-    """The tokens of the longest row, and the keys that say so."""
+    """Maximum number of tokens of a row, and the keys that set it."""
     level = Level.of(config.agentlightning.trace_aggregator.level)
     keys = config_keys(level.name)
     total = keys.get("max_total_length")
@@ -137,7 +123,7 @@ def longest_row(config: DictConfig) -> tuple[int, str]:
     longest = sum(OmegaConf.select(config, keys[name]) for name in names)
     equals = "=" if len(names) == 1 else " = "
     named = f"{' + '.join(keys[name] for name in names)}{equals}{longest}"
-    # A row is a context of the servers.
+    # A row fits into the servers' context.
     context = config.actor_rollout_ref.rollout.max_model_len
     if context is not None and context < longest:
         return context, f"{ROLLOUT}.max_model_len={context}"
@@ -147,11 +133,11 @@ def longest_row(config: DictConfig) -> tuple[int, str]:
 def _needed(named: str, n_ulysses: int) -> str:
     what = "a tree" if "tree_max_tokens" in named else "a row"
     shared = f" shared by ulysses_sequence_parallel_size={n_ulysses} GPUs" if n_ulysses > 1 else ""
-    return f"{named}{shared}, as {what} stands in one micro-batch"
+    return f"{named}{shared}, as {what} is never split across micro-batches"
 
 
 def _limits(config: DictConfig) -> list[tuple[str, str, bool, str]]:
-    """Limits of a micro-batch's tokens: key, group of the engine, whether used, key it follows."""
+    """Token limits of micro-batches: key, group of the engine, whether used, key it follows."""
     parts = config.actor_rollout_ref
     needs_reference = bool(config.algorithm.use_kl_in_reward or parts.actor.use_kl_loss)
     has_critic = bool(config.critic.enable and config.critic.use_dynamic_bsz)
@@ -186,7 +172,7 @@ def _limits(config: DictConfig) -> list[tuple[str, str, bool, str]]:
 
 
 def _ulysses(config: DictConfig, group: str) -> int:
-    """How many GPUs share a row: verl multiplies a micro-batch's limit by it."""
+    """Number of GPUs that share a row: verl multiplies the token limit by it."""
     part = OmegaConf.select(config, group)
     engine = part.fsdp if group == CRITIC else part.fsdp_config
     return max(each.get("ulysses_sequence_parallel_size") or 1 for each in (part, engine))
@@ -200,7 +186,7 @@ def _large_logits(config: DictConfig, vocabulary: int | None) -> list[str]:
         or tokens * vocabulary <= 2 * MOST_LOGITS
         or not config.actor_rollout_ref.actor.use_dynamic_bsz
         or config.actor_rollout_ref.model.use_fused_kernels
-        # agl_fast's engine computes them in pieces.
+        # agl_fast's engine computes logits in chunks.
         or Level.of(config.agentlightning.trace_aggregator.level).is_tree
         or (config.actor_rollout_ref.model.override_config or {}).get(ATTENTION) == ENGINE
     ):

@@ -1,4 +1,4 @@
-"""What becomes of verl's keys: honoured, mapped, refused, or without effect (`verl_keys.yaml`)."""
+"""Effect of each of verl's keys: honoured, mapped, refused or unused (`verl_keys.yaml`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NO_PART = {
 
 @dataclass(frozen=True)
 class VerlKeys:
-    """One entry of the table, whose comments say what the fields mean."""
+    """One entry of verl_keys.yaml, whose comments explain the fields."""
 
     fate: Fate
     keys: tuple[str, ...]
@@ -32,7 +32,7 @@ class VerlKeys:
     part: Part | None = None
 
     def closeness(self, key: str) -> int:
-        """How many characters of the best pattern that fits are not `*`; -1: none fits."""
+        """Number of characters other than `*` of the best matching pattern; -1: none matches."""
         fitting = (pattern for pattern in self.keys if fnmatchcase(key, pattern))
         return max((len(pattern.replace("*", "")) for pattern in fitting), default=-1)
 
@@ -55,13 +55,13 @@ def verl_keys() -> tuple[VerlKeys, ...]:
 
 @cache
 def fate_of(key: str) -> VerlKeys | None:
-    """The entry that decides a key's fate; None: no pattern fits."""
+    """The entry of the best matching pattern; None: no pattern matches."""
     best = max(verl_keys(), key=lambda entry: entry.closeness(key))
     return best if best.closeness(key) >= 0 else None
 
 
 def move_values(flat: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Copy values to the keys that are read in their place.
+    """Copy values to the keys that verl reads instead.
 
     Args:
         flat: the user's settings by dotted key.
@@ -82,18 +82,18 @@ def move_values(flat: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 def check_effects(
     given: Mapping[str, Any], defaults: Mapping[str, Any], parts: Collection[str]
 ) -> list[str]:
-    """Refuse, or name, what the user has set and what would have no effect.
+    """Check for settings that verl refuses or does not read.
 
     Args:
         given: the user's settings by dotted key, interpolations resolved.
         defaults: verl's and agl_fast's, likewise.
-        parts: `critic`, `reference`: those that the run has.
+        parts: which of `critic` and `reference` the run has.
 
     Returns:
-        One line for each reason, with the keys.
+        For each reason one line with the keys that have no effect.
 
     Raises:
-        ValueError: a refused key is set; the message names it, its value and the reason.
+        ValueError: a refused key is set; the message gives key, value and reason.
     """
     unused: dict[str, list[str]] = {}
     for key, value in given.items():

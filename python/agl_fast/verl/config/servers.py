@@ -6,26 +6,33 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from agl_fast.verl.tool_parsers import tool_options
-
 ENGINE_KWARGS = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 TEMPLATE_KWARGS = "data.apply_chat_template_kwargs"
 SERVED_NAME = "served_model_name"
+# vLLM's tool parser of each of verl's multi-turn formats that has another name there.
+TOOL_PARSERS = {
+    "gpt-oss": "openai",
+    "glm": "glm45",
+    "seed": "seed_oss",
+    "minimax": "minimax_m2",
+    "kimi": "kimi_k2",
+}
 # With Mistral's own tokenizer, this parser of vLLM's sets a grammar for every answer (0.28).
 GRAMMAR_PARSER = "mistral"
 
 
-def tell_servers(config: DictConfig) -> list[str]:
-    """Fill in the engine arguments that follow from other keys of the configuration.
+def fill_in_engine_arguments(config: DictConfig) -> list[str]:
+    """Set the engine arguments that follow from other keys of the configuration.
 
-    verl renders prompts and parses tool calls in its own agent loop, and tells its vLLM servers
-    nothing of it. Here the servers do both.
+    verl renders prompts and parses tool calls in its own agent loop, not in its vLLM servers. Here
+    the servers do both.
 
     Returns:
         A line for each argument that changes what is sampled.
 
     Raises:
-        ValueError: an engine argument contradicts the key that it would follow from.
+        ValueError: an engine argument contradicts the key that it follows from, or vLLM has no
+            parser of the multi-turn format.
     """
     _name_the_model(config)
     _render_prompts(config)
@@ -47,6 +54,28 @@ def served_model_name(config: DictConfig) -> str:
         return named
     # vLLM answers to each name of a list.
     return str(named[0]) if named else str(config.actor_rollout_ref.model.path)
+
+
+def tool_options(multi_turn_format: str) -> dict[str, bool | str]:
+    """Engine arguments with which vLLM's OpenAI server returns tool calls.
+
+    Args:
+        multi_turn_format: `rollout.multi_turn.format`, verl's name or vLLM's.
+
+    Raises:
+        ValueError: vLLM has no such parser; the message names those it has.
+    """
+    # Only here: importing vLLM takes seconds.
+    from vllm.tool_parsers import ToolParserManager
+
+    parser = TOOL_PARSERS.get(multi_turn_format, multi_turn_format)
+    known = ToolParserManager.list_registered()
+    if parser not in known:
+        raise ValueError(
+            f"actor_rollout_ref.rollout.multi_turn.format={multi_turn_format!r}: expected one of "
+            f"{', '.join(sorted({*known, *TOOL_PARSERS}))}"
+        )
+    return {"enable_auto_tool_choice": True, "tool_call_parser": parser}
 
 
 def _name_the_model(config: DictConfig) -> None:

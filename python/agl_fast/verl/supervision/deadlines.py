@@ -9,8 +9,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from agl_fast.verl.config import OWN_CONFIG
+from agl_fast.verl.model_files import total_bytes
 from agl_fast.verl.supervision.waits import Limit
-from agl_fast.verl.weight_files import total_bytes
 
 GROUP = "agentlightning.deadlines"
 # Of a model whose files are not on this machine: 70 billion parameters in bfloat16.
