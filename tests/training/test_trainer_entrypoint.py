@@ -299,7 +299,7 @@ def test_a_cluster_that_grows_or_becomes_free_is_waited_for(cluster, caplog):
         assert cluster.removed == cluster.made
     grows.join()
     assert len(cluster.made) == 1
-    assert "the run waits 60 s (agentlightning.deadlines.room_seconds) for it" in caplog.text
+    assert "waiting 60 s (agentlightning.deadlines.room_seconds)" in caplog.text
 
 
 def test_what_was_reserved_is_free_again_when_the_run_starts(cluster, monkeypatch):
