@@ -160,8 +160,8 @@ def test_a_run_ends_with_its_closing_paragraph(
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("agl_fast: ")]
     assert said == [
         "agl_fast: 2 steps sampled 20 tokens in 8 calls: 100.0% trained. 25.0% of the answers were "
-        "cut off by max_tokens or the context (finish reason length). At level transition every "
-        "call is a row of its own; at level trajectory calls that extend each other share one.",
+        "cut off by max_tokens or the context (finish reason length). Level transition builds one "
+        "row per call; level trajectory merges calls that extend each other into one row.",
         "agl_fast: 1 of 3 rollouts failed, all with ValueError: no tool 'serach'.",
         f"agl_fast: {AUDIT}0.02, correlation 0.8000.",
         f"agl_fast: last checkpoint: {saved}",
