@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agl_fast._core import __version__
+import agl_fast
 from agl_fast.recording.encoding import encode_rollout
 from agl_fast.recording.private import private_opener
 from agl_fast.rows.calls import Rollout
@@ -39,7 +39,7 @@ class RecordingWriter:
         self._compresses = self.path.suffix == ".gz"
         # Unbuffered: what cannot be written is known at once, and which rollout it was.
         self._file = open(self.path, "xb", buffering=0, opener=private_opener)  # noqa: SIM115
-        header = {"recording": FORMAT, "version": VERSION, "agl_fast": __version__}
+        header = {"recording": FORMAT, "version": VERSION, "agl_fast": agl_fast.__version__}
         try:
             self._append({**header, "about": dict(about or {})})
         except BaseException:
