@@ -1,7 +1,7 @@
 # Every target sets up what it needs on a machine that has Python 3.10-3.12 and a C++ compiler.
 # Stamps in the virtual environment make a second run cheap: the packages are looked at again when
-# pyproject.toml or python/agl_fast/install/ change, the native code is built again when csrc/ or
-# CMake do.
+# pyproject.toml, the lock file or python/agl_fast/install/ change, the native code is built again
+# when csrc/ or CMake do.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .NOTPARALLEL:
@@ -9,6 +9,8 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 VENV ?= .venv
+# The Python of .venv; empty: the first supported one on PATH.
+BASE_PYTHON ?=
 PYTHON := $(VENV)/bin/python
 UV := $(VENV)/bin/uv
 
@@ -27,6 +29,8 @@ NATIVE_MODULES := agl_fast._core $(if $(NVCC),$(if $(filter OFF,$(AGL_CUDA)),,ag
 
 CPP_FILES := $(sort $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'))
 PYTHON_PATHS := python tests benchmarks examples scripts docs/conf.py
+# Sources that are compiled without CUDA.
+TIDY_FILES := $(filter-out csrc/bindings/cuda_module.cpp,$(filter %.cpp,$(CPP_FILES)))
 NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/*.cmake) $(CPP_FILES)
 
 # A file's tests stay together: they share what is expensive to start. The folders keep their order,
@@ -41,8 +45,12 @@ SANITIZED := build/sanitized/_core.stamp
 # An environment of its own: Sphinx reads the sources and imports nothing of ours.
 DOCS_VENV := $(VENV)-docs
 DOCS_TOOLS := $(DOCS_VENV)/.stamps/packages
+# An environment without verl. Its Python may be one that verl does not support.
+CORE_VENV := $(VENV)-core
+CORE_PYTHON ?= $(PYTHON)
 
-.PHONY: help setup quickstart test test-all bench lint generate format sanitize wheel clean
+.PHONY: help setup quickstart bench test test-all fast-tests slow-tests core-tests coverage
+.PHONY: lint generate format tidy sanitize docs wheel dist lock resolve version clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -55,12 +63,23 @@ quickstart: $(NATIVE) ## train an agent that uses a tool, on the CPU, in a few m
 bench: $(NATIVE) ## measure, print the table, write benchmarks/results/
 	$(PYTHON) -m benchmarks
 
-test: lint sanitize ## lint, CUDA compile (where nvcc is), sanitizers, tests
+test: lint docs sanitize fast-tests ## lint, docs, CUDA compile (where nvcc is), sanitizers, tests
+
+test-all: lint docs sanitize wheel fast-tests slow-tests ## test, the slow tests, wheels
+
+fast-tests: $(NATIVE) ## the tests that are not slow
 	$(PYTHON) -m pytest -m "not slow" $(TWO_PROCESSES)
 
-test-all: lint sanitize wheel ## test, the slow tests, wheels for Python 3.10-3.13
-	$(PYTHON) -m pytest -m "not slow" $(TWO_PROCESSES)
+slow-tests: $(NATIVE) ## the slow tests
 	$(PYTHON) -m pytest -m slow
+
+core-tests: $(TOOLS) ## the fast tests without verl, also on Python 3.13 (CORE_PYTHON=python3.13)
+	scripts/install_core.sh $(VENV) $(CORE_VENV) $(CORE_PYTHON)
+	$(CORE_VENV)/bin/python -m pytest -m "not slow" $(TWO_PROCESSES)
+
+coverage: $(NATIVE) ## lines and branches covered by the fast tests; build/coverage.xml
+	$(PYTHON) -m pytest -m "not slow" $(TWO_PROCESSES) \
+		--cov --cov-report=term --cov-report=xml:build/coverage.xml
 
 lint: $(NATIVE) ## ruff, clang-format, mypy --strict, stubtest
 	$(PYTHON) -m ruff check $(wildcard $(PYTHON_PATHS))
@@ -78,13 +97,27 @@ format: $(NATIVE) ## rewrite Python and C++ sources in the project's style
 	$(PYTHON) -m ruff format $(wildcard $(PYTHON_PATHS))
 	$(VENV)/bin/clang-format -i $(CPP_FILES)
 
+tidy: $(SANITIZED) ## clang-tidy over the host code
+	printf '%s\n' $(TIDY_FILES) | xargs -n 1 -P 2 $(VENV)/bin/clang-tidy --quiet -p build/sanitized
+
 sanitize: $(SANITIZED) ## the native tests under the address and undefined-behaviour sanitizers
 	scripts/test_sanitized.sh $(PYTHON) build/sanitized
 
 wheel: $(TOOLS) ## manylinux wheels for every CPython 3.10-3.13 found here, into dist/ (WHEEL_CUDA=ON: with CUDA)
 	$(PYTHON) scripts/build_wheels.py --uv $(UV) --cuda $(or $(WHEEL_CUDA),OFF) --out dist
 
-.PHONY: docs
+dist: $(TOOLS) ## like wheel, for a release: fails if one of Python 3.10-3.13 is missing
+	$(PYTHON) scripts/build_wheels.py --uv $(UV) --all --out dist
+
+lock: $(TOOLS) ## update requirements-cpu.lock (UPGRADE=--upgrade: upgrade all packages)
+	scripts/lock_packages.sh $(VENV) $(UPGRADE)
+
+resolve: $(NATIVE) ## check that the CPU and CUDA package sets resolve; needs a network
+	$(PYTHON) -m pytest -m slow tests/repo/test_cuda_set.py tests/repo/test_lock.py
+
+version: ## print the version
+	@sed -nE 's/^version = "(.*)".*/\1/p' pyproject.toml
+
 docs: $(DOCS_TOOLS) ## the documentation, into build/docs/index.html
 	$(DOCS_VENV)/bin/sphinx-build --fail-on-warning --keep-going --fresh-env --quiet docs build/docs
 
@@ -93,10 +126,10 @@ clean: ## remove what was built; .venv stays
 	rm -f $(STAMPS)/native-*
 
 $(TOOLS):
-	scripts/create_venv.sh $(VENV)
+	scripts/create_venv.sh $(VENV) $(BASE_PYTHON)
 	mkdir -p $(@D) && touch $@
 
-$(PACKAGES): $(TOOLS) pyproject.toml $(wildcard $(addprefix python/agl_fast/install/,*.txt */*.toml))
+$(PACKAGES): $(TOOLS) pyproject.toml requirements-cpu.lock $(wildcard $(addprefix python/agl_fast/install/,*.txt */*.toml))
 	scripts/install_packages.sh $(VENV)
 	touch $@
 

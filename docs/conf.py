@@ -6,8 +6,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
+PROJECT = (ROOT / "pyproject.toml").read_text()
+
 project = "agl_fast"
-author = "the agl_fast authors"
+author = "agl_fast contributors"
+# Read, not imported: Python 3.10 has no tomllib, and agl_fast is not installed here.
+(release,) = re.findall(r'^version = "(.*?)"', PROJECT, re.MULTILINE)
 
 extensions = ["myst_parser", "autoapi.extension", "sphinx.ext.napoleon"]
 # autoapi looks for the home of every imported name, also of constants, which have no entry.
@@ -30,7 +34,7 @@ add_module_names = False
 python_use_unqualified_type_names = True
 
 html_theme = "furo"
-html_title = "agl_fast"
+html_title = f"agl_fast {release}"
 html_show_copyright = False
 html_show_sourcelink = False
 html_copy_source = False

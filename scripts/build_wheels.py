@@ -1,5 +1,4 @@
-"""Builds a manylinux wheel for every supported CPython found here, and tries each in a fresh
-environment.
+"""Build a manylinux wheel for every supported CPython found here; try each in a fresh environment.
 
 The wheels are built from the source distribution, in a temporary folder: that shows that it is
 complete, and leaves the build folder of the editable install alone. auditwheel gives them the tag
@@ -101,15 +100,22 @@ def main() -> None:
     parser.add_argument("--uv", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cuda", choices=("ON", "OFF"), default="OFF")
+    parser.add_argument(
+        "--all", action="store_true", help="fail where a supported CPython is missing"
+    )
     options = parser.parse_args()
     uv, out = options.uv.absolute(), options.out.absolute()
+
+    pythons = {release: find_python(release) for release in VERSIONS}
+    missing = [release for release, python in pythons.items() if python is None]
+    if options.all and missing:
+        parser.error(f"no CPython {', '.join(missing)} on PATH or in pyenv's folder")
 
     for stale in out.glob("agl_fast-*"):
         stale.unlink()
     run(uv, "build", "--sdist", "--python", sys.executable, "--out-dir", out, ROOT)
     (sdist,) = out.glob("agl_fast-*.tar.gz")
 
-    pythons = {release: find_python(release) for release in VERSIONS}
     with tempfile.TemporaryDirectory() as folder:
         tools = install_tools(uv, Path(folder, "tools"))
         for release, python in pythons.items():

@@ -5,7 +5,6 @@
 #include "bindings/plan_bindings.h"
 
 PYBIND11_MODULE(_core, m) {
-  m.attr("__version__") = AGL_VERSION;
   agl::bindings::bind_pad(m);
   agl::bindings::bind_plan(m);
   agl::bindings::bind_expand(m);

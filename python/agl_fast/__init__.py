@@ -6,7 +6,6 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agl_fast._core import __version__
 from agl_fast._moved import keep_old_paths
 
 # Importing agentlightning imports litellm, which would download a price list and wait for it.
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
     from agl_fast.runner import ConcurrentRunner, RolloutTracer
     from agl_fast.tools.dry_run import dry_run
     from agl_fast.training import AgentLightningTrainer
+
+    __version__: str
 
 __all__ = [
     "VERL",
@@ -94,6 +95,10 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name == "reference":
         return import_module("agl_fast.reference")
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("agl-fast")
     if name not in _HOMES:
         raise AttributeError(f"module 'agl_fast' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

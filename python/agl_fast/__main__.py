@@ -1,4 +1,4 @@
-"""`python -m agl_fast`: train, join, replay, analyze, export, doctor, quickstart."""
+"""`agl-fast`, or `python -m agl_fast`: one command line with sub-commands."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ python -m agl_fast key=value …                train; agents in other processes
 python -m agl_fast join SCRIPT                a script's agents as runners of such a run
 python -m agl_fast replay FILE [key=value …]  rows, metrics and one step of a recording
 python -m agl_fast analyze FILE …             what each level of rows would cost and lose
+python -m agl_fast dry-run AGENT TASKS URL    an agent's rows, without a trainer or a GPU
 python -m agl_fast export CKPT OUT            a Hugging Face directory from a checkpoint
-python -m agl_fast.doctor                     what keeps this machine from training
-python -m agl_fast.quickstart                 a tiny model learns on this machine
+python -m agl_fast doctor                     what keeps this machine from training
+python -m agl_fast quickstart                 a tiny model learns on this machine
 python -m agl_fast COMMAND --help             the options of a command
 python -m agl_fast --version
 """
@@ -58,21 +59,28 @@ COMMANDS = {
     "join": "agl_fast.commands.join",
     "replay": "agl_fast.commands.replay",
     "analyze": "agl_fast.commands.analyze",
+    "dry-run": "agl_fast.commands.dry_run",
     "export": "agl_fast.commands.export",
     "doctor": "agl_fast.doctor",
     "quickstart": "agl_fast.quickstart.__main__",
 }
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Exit status: 2 where the arguments are wrong, with one line that says how."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line: `sys.argv` unless given.
+
+    Returns:
+        The exit status: 2 where the arguments are wrong, after one line that says how.
+    """
+    if arguments is None:
+        arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
     if arguments[0] in ("-V", "--version"):
-        from agl_fast._core import __version__
+        import agl_fast
 
-        print(f"agl_fast {__version__}")
+        print(f"agl_fast {agl_fast.__version__}")
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
@@ -117,4 +125,4 @@ def _refuse_argument(message: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -4,8 +4,6 @@ from typing import Any, NoReturn, type_check_only
 import numpy as np
 from numpy.typing import NDArray
 
-__version__: str
-
 @type_check_only
 class pybind11_type(type): ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("agentlightning", reason="needs the extra [cpu] or [verl]")
 
 import agl_fast
+from agl_fast.__main__ import main
 from agl_fast.recording import read_recording
 from support.daemon_runs import HELLO, agentlightning, hello
 from support.fake_openai_server import Answer, FakeOpenAIServer
@@ -106,3 +108,57 @@ def test_a_recording_is_not_overwritten(fake, tmp_path):
         agl_fast.dry_run(converse, TASKS, fake.url, model="policy", record=path)
     assert path.read_text() == "mine"
     assert fake.requests == []
+
+
+AGENT = """
+import openai
+
+
+def ask(task, llm):
+    with openai.OpenAI(base_url=llm.endpoint, api_key="none", max_retries=0) as client:
+        message = {"role": "user", "content": task["question"]}
+        client.chat.completions.create(model=llm.model, messages=[message])
+    return 0.5
+"""
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    (tmp_path / "agent_of_a_file.py").write_text(AGENT)
+    lines = "".join(json.dumps(task) + "\n" for task in TASKS)
+    (tmp_path / "tasks.jsonl").write_text(lines)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.mark.parametrize("agent", ["agent_of_a_file.py:ask", "agent_of_a_file:ask"])
+def test_the_command_prints_the_report(agent, fake, files, capsys):
+    assert main(["dry-run", agent, "tasks.jsonl", fake.url, "--n-tasks", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "2 rollouts: 2 succeeded" in printed
+    assert "rewards: 0.5 on average" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["agent", "tasks.jsonl", "x"], "expected AGENT as FILE.py:NAME or MODULE:NAME"),
+        (["none.py:ask", "tasks.jsonl", "x"], "none.py: expected a file, there is none"),
+        (["agent_of_a_file.py:ask", "none.jsonl", "x"], "none.jsonl: expected a file"),
+        (["agent_of_a_file.py:no", "tasks.jsonl", "x"], "agent_of_a_file.py has no 'no'"),
+        (["no_module:ask", "tasks.jsonl", "x"], "No module named 'no_module'"),
+        (
+            ["agent_of_a_file.py:ask", "tasks.jsonl", "http://127.0.0.1:9"],
+            "endpoint='http://127.0.0.1:9' does not say which models",
+        ),
+        (
+            ["agent_of_a_file.py:ask", "tasks.jsonl", "x", "--model", "m", "--n-runners", "0"],
+            "n_runners must be at least 1, got 0",
+        ),
+    ],
+)
+def test_what_the_command_cannot_do_is_one_line(arguments, message, files, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["dry-run", *arguments])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]

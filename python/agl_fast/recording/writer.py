@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agl_fast._core import __version__
+import agl_fast
 from agl_fast.recording.codec import encode_rollout
 from agl_fast.rows.calls import Rollout
 
@@ -40,7 +40,7 @@ class RecordingWriter:
         self._compresses = self.path.suffix == ".gz"
         # Unbuffered, so that a write error belongs to the current rollout.
         self._file = open(self.path, "xb", buffering=0, opener=private_opener)  # noqa: SIM115
-        header = {"recording": FORMAT, "version": VERSION, "agl_fast": __version__}
+        header = {"recording": FORMAT, "version": VERSION, "agl_fast": agl_fast.__version__}
         try:
             self._append({**header, "about": dict(about or {})})
         except BaseException:
