@@ -97,7 +97,7 @@ def test_processes_of_their_own(fake):
 
 
 def test_an_endpoint_that_is_none():
-    with pytest.raises(ConnectionError, match=r"endpoint='http://127.0.0.1:9' does not say which"):
+    with pytest.raises(ConnectionError, match=r"endpoint='http://127.0.0.1:9' does not list its"):
         agl_fast.dry_run(converse, TASKS, "http://127.0.0.1:9")
 
 
