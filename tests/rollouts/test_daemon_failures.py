@@ -273,6 +273,7 @@ def test_stop_ends_everything_although_the_store_is_gone():
     async def breaks(*args, **kwargs):
         raise ConnectionError("the database is gone")
 
+    before = set(threading.enumerate())
     with daemon_bench(store=store, deadlines=HASTY) as bench:
         bench.enqueue(1)
         store.update_rollout = breaks
@@ -280,7 +281,7 @@ def test_stop_ends_everything_although_the_store_is_gone():
             bench.daemon.stop()
         assert not bench.daemon.llm_proxy.is_running()
         names = ("agl_fast-daemon", "agl-fast-proxy")
-        wait_until(lambda: not [each for each in threading.enumerate() if each.name in names])
+        wait_until(lambda: not {each.name for each in {*threading.enumerate()} - before} & {*names})
 
 
 def test_check_ends_the_wait():

@@ -383,10 +383,11 @@ def test_many_rollouts_at_once(threaded):
 
 
 def test_nothing_runs_after_stop():
+    before = set(threading.enumerate())
     with daemon_bench() as bench:
         bench.train(one_call, 1)
         assert bench.daemon.llm_proxy.is_running()
     assert not bench.daemon.llm_proxy.is_running()
     names = ("agl_fast-daemon", "agl-fast-proxy")
-    wait_until(lambda: not [each for each in threading.enumerate() if each.name in names])
+    wait_until(lambda: not {each.name for each in {*threading.enumerate()} - before} & {*names})
     bench.daemon.stop()

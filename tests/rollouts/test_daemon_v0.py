@@ -339,10 +339,11 @@ def test_a_taken_port_names_the_key():
 
 
 def test_stop_frees_the_port_and_leaves_no_thread():
+    before = set(threading.enumerate())
     with v0_bench() as bench:
         pass
     names = ("agl_fast-v0-server", "agl_fast-daemon", "agl-fast-proxy")
-    wait_until(lambda: not [each for each in threading.enumerate() if each.name in names])
+    wait_until(lambda: not {each.name for each in {*threading.enumerate()} - before} & {*names})
     with socket.create_server(("127.0.0.1", bench.port)):
         pass
     bench.daemon.stop()

@@ -27,7 +27,9 @@ PHASES = ("sampling", "update", "sync", "save")
 STORE_AWAY_SECONDS = 4.0
 SECONDS = 240.0  # the first process imports everything; a busy machine is slow
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["process_runs", "daemon_runs", "agl_fast.algorithm"])
+_CONTEXT.set_forkserver_preload(
+    ["support.process_runs", "support.daemon_runs", "agl_fast.algorithm"]
+)
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ def join(options: Options, arguments: list[str]) -> int:
 
     script = options.folder / f"{options.label}_agent.py"
     script.write_text(
-        "import process_runs\n"
+        "from support import process_runs\n"
         f"options = process_runs.Options({options.label!r}, None, {options.port}, '',"
         f" n_runners={options.n_runners})\n"
         "process_runs.trainer_of(options, role='runner')"

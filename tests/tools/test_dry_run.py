@@ -149,7 +149,7 @@ def test_the_command_prints_the_report(agent, fake, files, capsys):
         (["no_module:ask", "tasks.jsonl", "x"], "No module named 'no_module'"),
         (
             ["agent_of_a_file.py:ask", "tasks.jsonl", "http://127.0.0.1:9"],
-            "endpoint='http://127.0.0.1:9' does not say which models",
+            "endpoint='http://127.0.0.1:9' does not list its models",
         ),
         (
             ["agent_of_a_file.py:ask", "tasks.jsonl", "x", "--model", "m", "--n-runners", "0"],

@@ -133,7 +133,12 @@ def test_settings_that_are_refused(model, key, value, reason):
 
 def test_a_run_is_refused(model, monkeypatch):
     monkeypatch.setattr(preflight, "get_device_name", lambda: "cpu")
-    config = composed(model, actor_rollout_ref__model__use_fused_kernels=True)
+    config = composed(
+        model,
+        actor_rollout_ref__model__use_fused_kernels=True,
+        data__max_prompt_length=50,
+        data__max_response_length=50,
+    )
     with pytest.raises(ValueError, match="use_fused_kernels=True"):
         preflight.check_run(config)
 
