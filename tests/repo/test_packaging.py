@@ -95,7 +95,7 @@ def test_pre_commit_has_the_tools_of_the_extra_dev() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["Makefile", *sorted(p.name for p in (ROOT / "scripts").iterdir())]
+    "path", ["Makefile", *sorted(p.name for p in (ROOT / "scripts").glob("*.*"))]
 )
 def test_files_that_targets_name_exist(path: str) -> None:
     text = (ROOT / path if path == "Makefile" else ROOT / "scripts" / path).read_text()
