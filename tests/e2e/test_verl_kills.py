@@ -60,7 +60,7 @@ class Victim:
 
 VICTIMS = {
     "engine": Victim("EngineCore", "is dead"),
-    "worker": Victim("ray::WorkerDict", "a training worker is dead"),
+    "worker": Victim("ray::WorkerDict", "its worker process has died"),
     "driver": Victim(None, "the driver of a run, was killed", -signal.SIGKILL),
     "store": Victim(None, "the store failed to"),
 }
@@ -221,7 +221,7 @@ def assert_killed(bench: Bench, victim: Victim) -> None:
     assert bench.ended(END_SECONDS) == victim.status, bench.output[-4000:]
     assert_nothing_left(bench)
     lines = [line for line in bench.output.splitlines() if line.strip()]
-    assert victim.cause in "\n".join(lines[-4:]), bench.output[-6000:]
+    assert victim.cause in "\n".join(lines[-5:]), bench.output[-6000:]
 
 
 def phases_after(step: int) -> list[str]:
