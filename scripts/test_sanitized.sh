@@ -31,6 +31,7 @@ export PYTHONPATH=tests/native
 tests=(
   tests/core/test_expand.py
   tests/core/test_expand_rows.py
+  tests/core/test_json_spans.py
   tests/core/test_pad.py
   tests/core/test_parse.py
   tests/core/test_property_native.py

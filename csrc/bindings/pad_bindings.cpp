@@ -4,6 +4,7 @@
 #include <atomic>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -181,7 +182,15 @@ py::array_t<int32_t> parse(py::handle text) {
   }
   const std::unique_ptr<int32_t[]> ids(
       new int32_t[static_cast<std::size_t>(max_token_ids(length))]);
-  return py::array_t<int32_t>(parse_token_ids(data, length, ids.get()), ids.get());
+  int64_t count = 0;
+  {
+    // To get the lock back may take longer than to read a short text.
+    constexpr Py_ssize_t kLong = 1 << 20;
+    std::optional<py::gil_scoped_release> release;
+    if (length > kLong) release.emplace();
+    count = parse_token_ids(data, length, ids.get());
+  }
+  return py::array_t<int32_t>(count, ids.get());
 }
 
 }  // namespace

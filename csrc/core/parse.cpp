@@ -1,10 +1,10 @@
 #include "core/parse.h"
 
-#include <algorithm>
 #include <cstring>
 #include <limits>
-#include <stdexcept>
 #include <string>
+
+#include "core/text_error.h"
 
 namespace agl {
 namespace {
@@ -114,16 +114,7 @@ class Parser {
   }
 
   [[noreturn]] void fail(const std::string& expected) const {
-    constexpr int64_t kShown = 16;
-    std::string found = "the end";
-    if (at_ < end_) {
-      found.assign(at_, std::min(at_ + kShown, end_));
-      // What is cut inside a character, or no text at all, must not spoil the message.
-      for (char& c : found) c = c >= ' ' && c <= '~' ? c : '?';
-      found = "'" + found + "'";
-    }
-    throw std::invalid_argument("token ids: expected " + expected + " at position " +
-                                std::to_string(at_ - begin_) + ", found " + found);
+    fail_at("token ids: ", expected, begin_, at_, end_);
   }
 
   const char* begin_;
