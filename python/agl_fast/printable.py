@@ -30,6 +30,12 @@ def escaped_line(text: str) -> str:
     return _IN_LINE.sub(_escape, text)
 
 
+def shown(value: object, longest: int = 80) -> str:
+    """A value as Python writes it, on one line and cut: for text that names what somebody sent."""
+    text = escaped_line(repr(value))
+    return text if len(text) <= longest else f"{text[:longest]}…"
+
+
 def _escape(found: re.Match[str]) -> str:
     character = found.group()
     short = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(character)

@@ -63,9 +63,54 @@ def one(answer: bytes, *args: Any) -> Choice:
         ({"token_ids": [1]}, {"prompt_token_ids": None}, "token_ids", "lacks prompt_token_ids"),
         ({"token_ids": [1], "index": 1}, {}, "choices", "[1]"),
         ({"token_ids": [1], "finish_reason": 3}, {}, "unreadable", "finish_reason"),
+        ({"token_ids": [1], "finish_reason": ["stop"]}, {}, "unreadable", "finish_reason"),
+        ({"token_ids": [1], "stop_reason": {}}, {}, "unreadable", "stop_reason"),
+        ({"token_ids": [1], "index": "0"}, {}, "unreadable", "index"),
+        ({"token_ids": [1], "index": True}, {}, "unreadable", "index"),
+        ({"token_ids": [1], "index": -1}, {}, "choices", "-1"),
+        ({"token_ids": [1], "index": 10**30}, {}, "choices", "choices"),
+        ({"token_ids": "1, 2"}, {}, "token_ids", "choice 0 token_ids"),
+        ({"token_ids": {"0": 1}}, {}, "token_ids", "choice 0 token_ids"),
+        ({"token_ids": [[1]]}, {}, "token_ids", "choice 0 token_ids"),
+        ({"token_ids": ["1"]}, {}, "token_ids", "choice 0 token_ids"),
+        ({"token_ids": [None]}, {}, "token_ids", "choice 0 token_ids"),
+        ({"token_ids": [1e1]}, {}, "token_ids", "choice 0 token_ids"),
+        ({"token_ids": [], "text": "hello"}, {}, "token_ids", "choice 0 text 0 ids"),
+        ({"token_ids": [], "message": {"content": "hi"}}, {}, "token_ids", "choice 0 text 0 ids"),
+        ({"token_ids": [], "message": {"tool_calls": [{}]}}, {}, "token_ids", "choice 0 text"),
+        ({"token_ids": None, "message": "hello"}, {}, "token_ids", "choice 0 text 0 ids"),
+        ({"token_ids": None, "message": ["hello"]}, {}, "token_ids", "choice 0 text 0 ids"),
+        ({"token_ids": None, "logprobs": chat(-1)}, {}, "log_probs", "1 log-probs without"),
+        ({"token_ids": [1], "logprobs": [-1.0]}, {}, "unreadable", "logprobs"),
+        ({"token_ids": [1], "logprobs": "x"}, {}, "unreadable", "logprobs"),
+        ({"token_ids": [1], "logprobs": True}, {}, "unreadable", "logprobs"),
+        ({"token_ids": [1], "logprobs": {"content": [None]}}, {}, "unreadable", "content"),
+        ({"token_ids": [1], "logprobs": {"content": {"logprob": -1}}}, {}, "unreadable", "content"),
+        ({"token_ids": [1], "logprobs": chat("NaN")}, {}, "log_probs", "token 0 'NaN'"),
+        ({"token_ids": [1], "logprobs": chat(False)}, {}, "log_probs", "token 0 False"),
+        ({"token_ids": [1], "logprobs": completion("-0.5")}, {}, "log_probs", "token 0 '-0.5'"),
+        ({"token_ids": [1]}, {"usage": {"completion_tokens": -1}}, "usage", "-1 1 came"),
+        ({"token_ids": [1]}, {"usage": {"completion_tokens": 10**30}}, "usage", "1 came"),
+        ({"token_ids": [1]}, {"usage": {"completion_tokens": "1"}}, "unreadable", "usage"),
+        ({"token_ids": [1]}, {"usage": {"completion_tokens": True}}, "unreadable", "usage"),
+        ({"token_ids": [1]}, {"usage": {"completion_tokens": 1.5}}, "unreadable", "usage"),
+        ({"token_ids": [1]}, {"usage": [1]}, "unreadable", "usage"),
+        ({"token_ids": [1], "prompt_token_ids": [7]}, {}, None, ""),
+        ({"token_ids": [1]}, {"prompt_token_ids": "1"}, "token_ids", "prompt_token_ids"),
+        ({"token_ids": [1]}, {"prompt_token_ids": [-1]}, "token_ids", "prompt_token_ids"),
+        ({"token_ids": [1]}, {"id": 7}, "unreadable", "id"),
+        ({"token_ids": [1]}, {"id": None}, "unreadable", "id"),
+        ({"token_ids": [1]}, {"choices": None}, "unreadable", "choices"),
+        ({"token_ids": [1]}, {"choices": {}}, "unreadable", "choices"),
+        ({"token_ids": [1]}, {"choices": []}, "choices", "no choices"),
+        ({"token_ids": [1]}, {"choices": [[]]}, "unreadable", "choices"),
+        ({"token_ids": [1]}, {"choices": [None]}, "unreadable", "choices"),
     ],
 )
-def test_what_is_refused(choice: Any, more: Any, cause: str, words: str) -> None:
+def test_what_is_refused(choice: Any, more: Any, cause: str | None, words: str) -> None:
+    if cause is None:
+        assert len(one(body(choice, **more)).response_ids) == 1
+        return
     error = refusal(body(choice, **more))
     assert error.cause == cause
     for word in words.split():
@@ -75,6 +120,67 @@ def test_what_is_refused(choice: Any, more: Any, cause: str, words: str) -> None
 @pytest.mark.parametrize("answer", [b"<html>", b"[]", b"", b"{", b'{"id": "\xff", "choices": []}'])
 def test_what_cannot_be_read(answer: bytes) -> None:
     assert refusal(answer).cause in ("unreadable", "choices")
+
+
+@pytest.mark.parametrize("n", [100_000, 3_000_000])
+@pytest.mark.parametrize("place", [b'{"id":"x","choices":[],"more":%b}', b'{"choices":%b}', b"%b"])
+def test_what_is_nested_too_deeply(place: bytes, n: int) -> None:
+    assert refusal(place % (b"[" * n + b"]" * n)).cause == "unreadable"
+
+
+def test_a_large_answer_that_is_refused_is_named_as_a_small_one() -> None:
+    text = "x" * 100_000
+    for choice, cause, words in (
+        ({"token_ids": [5], "logprobs": chat(float("nan"))}, "log_probs", "token 0 is nan"),
+        ({"token_ids": [5], "logprobs": {"content": [{"logprob": "x"}]}}, "log_probs", "'x'"),
+        ({"token_ids": None}, "token_ids", "choice 0 has text without token_ids"),
+        ({"token_ids": [5] * 9, "logprobs": chat(*[-1] * 8)}, "log_probs", "8 log-probs came"),
+    ):
+        error = refusal(body({**choice, "message": {"content": text}}))
+        assert (error.cause, words in str(error)) == (cause, True)
+
+
+@pytest.mark.parametrize("n", [10**9, 10**30, 10**400, -5, "9", 2.5, True, [7]])
+def test_tokens_of_a_refused_answer_are_those_that_can_be(n: Any) -> None:
+    """The number goes into metrics: it is believed where a choice can have so many."""
+    limits = ModelLimits(context_length=50)
+    collector = AnswerCollector(None, limits)
+    with pytest.raises(BadAnswerError):
+        collector.read_whole(body({"token_ids": [1, 2]}, usage={"completion_tokens": n}))
+    assert collector.n_sampled == 2
+    collector = AnswerCollector(None, limits)
+    with pytest.raises(BadAnswerError):
+        collector.read_whole(body({"token_ids": [1, 2]}, usage={"completion_tokens": 50}))
+    assert collector.n_sampled == 50
+
+
+def test_a_choice_that_comes_twice() -> None:
+    """Its ids would be put one behind the other."""
+    first, second = {"token_ids": [1], "index": 0}, {"token_ids": [2], "index": 0}
+    for choices in ((first, second), ({**first, "finish_reason": None}, second)):
+        for asked in (Asked(), Asked(choices=2)):
+            error = refusal(body(*choices), asked)
+            assert error.cause == "choices"
+            assert "choice 0 comes twice" in str(error)
+
+
+def test_a_choice_without_index() -> None:
+    """It is the only one, or it is not known whose ids these are."""
+    answer = json.dumps(
+        {"id": "x", "prompt_token_ids": [1], "choices": [{"token_ids": [5]}, {"token_ids": [6]}]}
+    ).encode()
+    assert refusal(answer, Asked(choices=2)).cause == "choices"
+    assert refusal(answer).cause == "choices"
+    alone = b'{"prompt_token_ids": [1], "choices": [{"token_ids": [5]}]}'
+    assert one(alone).response_ids.tolist() == [5]
+    events = [role(), role(1), token(1), {**token(2, **END), "choices": [token(2)["choices"][0]]}]
+    del events[-1]["choices"][0]["index"]
+    assert stream_refusal(events, Asked(choices=2)).cause == "choices"
+
+
+@pytest.mark.parametrize("reason", ["banana", "", "content_filter", "\n"])
+def test_a_finish_reason_that_vllm_does_not_know_is_kept(reason: str) -> None:
+    assert one(body({"token_ids": [1], "finish_reason": reason})).finish_reason == reason
 
 
 def test_an_error_with_status_200() -> None:
@@ -212,7 +318,11 @@ def test_the_limit_that_a_request_sets(sent: Any, is_chat: bool, limit: Any) -> 
     ("asked", "choice", "found"),
     [
         (Asked(echo=True), {"token_ids": [7], "logprobs": completion(None, -1, -0.25)}, [-0.25]),
-        (Asked(echo=True), {"token_ids": [], "logprobs": completion(None, -1)}, []),
+        (
+            Asked(echo=True, repeats_text=True),
+            {"token_ids": [], "logprobs": completion(None, -1)},
+            [],
+        ),
         (
             Asked(echo=True, max_tokens=0),
             {"token_ids": [7], "logprobs": completion(None, -1)},
@@ -270,6 +380,17 @@ END = {"finish_reason": "stop"}
             "text",
         ),
         ([role(), token(11), token(13, **END), usage(3)], "usage", "3 2"),
+        ([role(), token(11), usage(1), token(13, **END)], "usage", "1 come after"),
+        ([role(), token(11), usage(-1), token(13, **END)], "usage", "-1 1 came"),
+        ([role(), event(logprobs=chat(-1)), token(13, **END)], "log_probs", "without 0 ids"),
+        ([role(), token(11), event(logprobs=chat(-1)), token(3, **END)], "log_probs", "after 1"),
+        ([role(), {**token(11, **END), "prompt_token_ids": [1, 3]}], "token_ids", "two 2"),
+        ([role(), text("a", token_ids=[], **END)], "token_ids", "choice 0 0 ids"),
+        ([role(), event(delta="a")], "token_ids", "choice 0 text"),
+        ([{"choices": [*token(1)["choices"], *token(2)["choices"]]}], "choices", "0 twice"),
+        ([role(), [token(11)], token(3, **END)], "unreadable", "read"),
+        ([role(), None], "unreadable", "read"),
+        ([role(), token(11), {"choices": "x"}], "unreadable", "choices"),
         ([role(), token(11, **END), token(13)], "after_finish", "1 token ids 'stop'"),
         ([role(), token(11, **END), event(finish_reason="length")], "after_finish", "'length'"),
         ([role(), token(1, 2), {**token(3), "usage": {"completion_tokens": 2}}], "usage", "2 3"),

@@ -73,7 +73,7 @@ def test_the_requests_of_a_rollout_are_aborted_at_the_server(fake, proxy):
             wait_until(lambda: len(fake.requests) == 2)
             asyncio.run(proxy.abort("ro-1"))
             wait_until(lambda: fake.aborted == 1)
-            assert proxy.recorder.counts == {"aborted": 1}
+            assert proxy.recorder.counts == {"aborted": 1, "unseen_answers": 1}
             assert not others
             asyncio.run(proxy.abort("ro-2"))
     assert answers[0].status_code == 409
@@ -93,7 +93,21 @@ def test_a_stream_is_cut_off(fake, proxy):
             list(lines)
     wait_until(lambda: fake.aborted == 1)
     assert proxy.recorder.take("ro-1", "at-1") == []
-    assert proxy.recorder.counts["aborted"] == 1
+    n_tokens = proxy.recorder.counts["aborted_tokens"]
+    assert 1 <= n_tokens <= fake.sampled
+    assert proxy.recorder.counts == {"streams": 1, "aborted": 1, "aborted_tokens": n_tokens}
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_what_is_not_known_of_an_aborted_request_is_counted(fake, proxy, is_sent):
+    """Nothing is unknown of a request that no server has got."""
+    proxy._server.fleet.servers[0].url = fake.url if is_sent else "http://127.0.0.1:9"
+    with asking(proxy, "ro-1", "at-1") as answers:
+        if is_sent:
+            wait_until(lambda: len(fake.requests) == 1)
+            asyncio.run(proxy.abort("ro-1"))
+    assert answers[0].status_code == (409 if is_sent else 502)
+    assert proxy.recorder.counts.get("unseen_answers", 0) == is_sent
 
 
 def test_an_attempt_is_aborted_alone(fake, proxy):
@@ -132,7 +146,8 @@ def test_while_servers_sleep_nothing_reaches_them(fake, proxy):
     assert late.status_code == 503
     assert "sleep" in late.json()["error"]["message"]
     assert len(fake.requests) == 1
-    assert proxy.recorder.counts == {"aborted": 1, "refused_while_paused": 1}
+    counts = {"aborted": 1, "unseen_answers": 1, "refused_while_paused": 1}
+    assert proxy.recorder.counts == counts
     proxy.begin("train", 2, None)
     assert ask(proxy, "ro-1", "at-1").status_code == 200
 

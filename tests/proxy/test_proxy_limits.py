@@ -126,7 +126,7 @@ def test_json_that_is_too_deep(fake):
             content=b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         )
         assert answer.status_code == 400
-        assert "not JSON" in answer.json()["error"]["message"]
+        assert "not a JSON object" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /rollout/r", chat_head(b"X: 1")[:-2]])

@@ -46,7 +46,8 @@ def whole(**choice: Any) -> bytes:
         (whole(token_ids=[1, 2], logprobs=chat(float("nan"), -1)), "log_probs", 2, "token 0 nan"),
         (whole(token_ids=[1, 999]), "vocabulary", 2, "token_ids[1] 999"),
         ([role(), token(1), token(3, **END), usage(3)], "usage", 3, "3 2"),
-        ([role(), event(token_ids=[13], logprobs=chat(-1, -2), **END)], "log_probs", 0, "2 1"),
+        ([role(), event(token_ids=[13], logprobs=chat(-1, -2), **END)], "log_probs", 1, "2 1"),
+        ([role(), token(1, **END), token(2, 3)], "after_finish", 3, "2 token ids"),
     ],
 )
 def test_refused_and_counted(
@@ -63,7 +64,8 @@ def test_refused_and_counted(
         assert word in message
     assert proxy.take() == []
     assert proxy.counts["refused_answers"] == proxy.counts[f"refused_answers.{cause}"] == 1
-    assert proxy.counts.get("refused_tokens", 0) == n_tokens
+    assert proxy.counts["refused_tokens"] == n_tokens
+    assert "unseen_answers" not in proxy.counts
     assert "cannot be trained on" in caplog.text
 
 
@@ -212,3 +214,74 @@ def test_what_a_broken_stream_had_sampled_is_counted(fake: Any, proxy: RunningPr
     proxy.post(stream=True)
     assert proxy.counts["incomplete_tokens"] == fake.sampled
     assert proxy.counts["server_errors"] == 2
+
+
+def data(event: Any) -> bytes:
+    return b"data: " + json.dumps(event).encode() + b"\n\n"
+
+
+WHOLE_STREAM = [data(role()), data(token(11)), data(token(13, **END)), data(usage(2))]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [*WHOLE_STREAM],  # no [DONE]
+        [*WHOLE_STREAM, b"data: [DONE]"],  # without its empty line
+        [*WHOLE_STREAM, b"data: [DONE]\n\n", b"data: [DONE]\n\n"],
+        [*WHOLE_STREAM, b"data:[DONE]  \r\n\r\n"],
+        [b"data:\n\n", *WHOLE_STREAM, b"data: \n\ndata\n\n", b"data: [DONE]\n\n"],
+        [b": ping\n\n", b"event: message\nid: 7\nretry: 10\n", *WHOLE_STREAM, b"data: [DONE]\n\n"],
+        [*WHOLE_STREAM[:3], data({"id": "x", "choices": []}), b"data: [DONE]\n\n"],
+    ],
+)
+def test_a_stream_may_end_as_it_likes(proxy: RunningProxy, lines: list[bytes]) -> None:
+    raw = b"".join(lines)
+    with serving(raw, b"text/event-stream; charset=utf-8") as address:
+        proxy.server.fleet = fleet_of(address)
+        reply = proxy.post(stream=True, stream_options={"include_usage": True})
+    assert (reply.status_code, reply.content) == (200, raw)
+    (recorded,) = proxy.take()
+    assert recorded.call.response_ids.tolist() == [11, 13]
+    assert proxy.counts == {"streams": 1, "recorded": 1}
+
+
+@pytest.mark.parametrize("lines", [WHOLE_STREAM[:2], [*WHOLE_STREAM[:2], b"data: [DONE]\n\n"]])
+def test_a_stream_that_ends_before_its_answer(proxy: RunningProxy, lines: list[bytes]) -> None:
+    proxy.train()
+    with serving(b"".join(lines), b"text/event-stream") as address:
+        proxy.server.fleet = fleet_of(address)
+        with pytest.raises(httpx.RemoteProtocolError):
+            proxy.post(stream=True)
+    assert proxy.take() == []
+    assert proxy.counts["incomplete_tokens"] == 1
+    assert "unseen_answers" not in proxy.counts
+
+
+def test_an_event_may_be_very_long(proxy: RunningProxy) -> None:
+    """It arrives in many pieces: a prompt's text and log-probs stand in the first one."""
+    first = {**role(), "prompt_text": "é" * 300_000}
+    raw = b"".join([data(first), *WHOLE_STREAM[1:], b"data: [DONE]\n\n"])
+    with serving(raw, b"text/event-stream") as address:
+        proxy.server.fleet = fleet_of(address)
+        reply = proxy.post(stream=True, stream_options={"include_usage": True})
+    assert reply.content == raw
+    assert len(proxy.take()) == 1
+
+
+@pytest.mark.parametrize("status", [200, 201, 206, 226])
+def test_every_success_is_recorded(proxy: RunningProxy, status: int) -> None:
+    with serving(whole(token_ids=[1, 2]), status=b"%d Fine" % status) as address:
+        proxy.server.fleet = fleet_of(address)
+        assert proxy.post().status_code == status
+    assert len(proxy.take()) == 1
+
+
+def test_a_redirect_is_no_answer(proxy: RunningProxy) -> None:
+    """The agent would follow it past the proxy."""
+    with serving(b"", status=b"307 Elsewhere") as address:
+        proxy.server.fleet = fleet_of(address)
+        reply = proxy.post()
+    assert reply.status_code == 502
+    assert "redirects" in reply.json()["error"]["message"]
+    assert proxy.counts["server_errors"] == 1

@@ -95,7 +95,7 @@ def test_every_call_states_what_generation_config_json_would_fill_in(fake, proxy
     assert {name: body[name] for name in EXPLICIT} == EXPLICIT
     assert proxy.take()[0].call.sampling.keys() == {"temperature", "top_p", "top_k"}
     assert proxy.counts["recorded"] == 1
-    assert not any(name.startswith("sampling") for name in proxy.counts)
+    assert [name for name in proxy.counts if name.startswith("sampling")] == []
 
 
 @pytest.mark.parametrize(("path", "name"), cases("neutral"))
@@ -398,3 +398,157 @@ def test_every_value_has_an_effect():
             if field.treatment in ("neutral", "form", "refused"):
                 assert VALUES[name] not in field.without_effect
     assert set(NEUTRAL) <= set(VALUES)
+
+
+OFF = [False, 0, 0.0, "false", "False", "0", "no", "off", "n", "f", None]
+ON = [True, 1, 1.0, "true", "TRUE", "1", "yes", "on", "y", "t"]
+
+
+@pytest.mark.parametrize("value", OFF, ids=repr)
+def test_switches_that_are_off_change_nothing(fake, proxy, value):
+    """However they are written: vLLM's request classes read strings and numbers, too."""
+    for path, name in ((PATHS[COMPLETIONS], "echo"), (PATHS[CHAT], "use_beam_search")):
+        assert proxy.post(path, **{name: value}).status_code == 200
+    proxy.train(enforce=False)
+    proxy.post(ignore_eos=value, tools=[{"function": {"name": "f", "strict": value}}])
+    assert [name for name in proxy.counts if name.startswith("sampling")] == []
+    assert all(bent_by(each.call.sampling) == [] for each in proxy.take())
+    assert proxy.counts["recorded"] == 3
+
+
+@pytest.mark.parametrize("value", ON, ids=repr)
+def test_switches_that_are_on(fake, proxy, value):
+    for path, name in ((PATHS[COMPLETIONS], "echo"), (PATHS[CHAT], "use_beam_search")):
+        assert proxy.post(path, **{name: value}).status_code == 400
+    proxy.train(enforce=False)
+    proxy.post(ignore_eos=value)
+    assert proxy.counts["sampling_deviating.ignore_eos"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "same", "other"),
+    [
+        ("temperature", ["1", "1.0", " 1e0 ", 1, True], ["0.5", "hot", [1.0], {"a": 1}, "nan"]),
+        ("top_p", ["0.9", 0.9], ["0.90001", {}]),
+        ("top_k", ["-1", "0", 0, -1.0, False], ["5", [-1], "many"]),
+        ("min_p", ["0", "0.0", 0, False], ["0.1", True, []]),
+        ("repetition_penalty", ["1", True], ["1.1", [1]]),
+        ("min_tokens", ["0", 0.0], ["1", [0]]),
+        ("thinking_token_budget", ["-1", -1.0], ["-2", 0]),
+    ],
+)
+def test_numbers_are_compared_as_vllm_reads_them(fake, proxy, name, same, other):
+    for value in same:
+        assert proxy.post(**{name: value}).status_code == 200
+    assert not any(each.startswith("sampling") for each in proxy.counts)
+    for value in other:
+        assert proxy.post(**{name: value}).status_code == 200
+    assert proxy.counts[f"sampling_overridden.{name}"] == len(other)
+    proxy.train(enforce=False)
+    for value in [*same, *other]:
+        proxy.post(**{name: value})
+    assert proxy.counts[f"sampling_deviating.{name}"] == len(other)
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["x", [], [{"include_usage": True}], 5, True, {"include_usage": []}, {"a": {"b": [None]}}],
+    ids=repr,
+)
+def test_stream_options_in_odd_types(fake, proxy, options):
+    """The server decides; the rest of the answer is recorded as ever."""
+    fake.respond = lambda request: Answer(status=200 if is_mapping(request) else 400)
+
+    def is_mapping(request) -> bool:
+        return isinstance(request.body["stream_options"], dict)
+
+    answer = proxy.post(stream=True, stream_options=options)
+    assert answer.status_code == (200 if isinstance(options, dict) else 400)
+    sent = only_body(fake)["stream_options"]
+    if isinstance(options, dict):
+        assert sent == {**options, "include_usage": True, "continuous_usage_stats": False}
+        assert len(proxy.take()) == 1
+    else:
+        assert sent == options
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"best_of": 3},
+        {"n": None, "early_stopping": True, "beam_width": 2},
+        {"extra_body": {"return_token_ids": False, "temperature": 0.1}},
+        {"guided_json": {"type": "object"}},
+        {"logits_processors": ["os.system"]},
+        {"": 1},
+        {"Temperature": 0.1},
+        {"temperature ": 0.1},
+    ],
+    ids=repr,
+)
+def test_fields_of_other_servers_are_counted_and_bend_nothing(fake, proxy, odd):
+    assert proxy.post(**odd).status_code == 200
+    assert proxy.counts["fields_unknown"] == 1
+    body = only_body(fake)
+    assert (body["temperature"], body["return_token_ids"]) == (1.0, True)
+    assert {name: body[name] for name in odd} == odd
+    assert len(proxy.take()) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"return_token_ids": False},
+        {"return_token_ids": "no", "logprobs": {}, "top_logprobs": None},
+        {"logprobs": None, "include_reasoning": 0},
+        {"logprobs": [], "include_reasoning": "off"},
+        {"add_generation_prompt": False, "continue_final_message": True},
+        {"truncate_prompt_tokens": 1, "truncation_side": "left", "cache_salt": "s"},
+        {"return_tokens_as_token_ids": True, "logprob_token_ids": [5], "prompt_logprobs": 0},
+        {"tool_choice": "none", "parallel_tool_calls": False},
+        {"kv_transfer_params": {}, "ec_transfer_params": None, "vllm_xargs": {}},
+        {"response_format": {"type": "text"}, "structured_outputs": None, "logit_bias": {}},
+        {"max_tokens": None, "max_completion_tokens": None, "min_tokens": None, "n": None},
+        {"messages": [{"role": "user", "content": ["hi", {"type": "text", "text": "there"}]}]},
+        {"messages": [{"role": "tool", "content": [[], [[{"text": "x"}]], None]}]},
+    ],
+    ids=repr,
+)
+def test_what_bends_nothing_is_recorded_without_a_word(fake, proxy, fields):
+    fake.respond = lambda request: Answer(prompt_token_ids=[1])
+    assert proxy.post(**fields).status_code == 200
+    body = only_body(fake)
+    asked = (body["return_token_ids"], body["logprobs"], body["top_logprobs"])
+    assert asked == (True, True, 0)
+    assert body.get("include_reasoning", True) is True
+    (recorded,) = proxy.take()
+    assert bent_by(recorded.call.sampling) == []
+    assert not any(each.startswith("sampling") for each in proxy.counts)
+
+
+def test_a_body_that_is_nested_too_deeply(fake, proxy):
+    """Wherever the depth is met: in reading, in looking for media, in writing, in a log."""
+    for n in (300, 900, 970, 985, 1000, 30_000):
+        nested = "[" * n + "]" * n
+        for name in ("messages", "temperature", "response_format", "metadata", "tools"):
+            answer = proxy.client.post(
+                proxy.base_url() + PATHS[CHAT],
+                content=f'{{"model":"policy","messages":[],"{name}":{nested}}}',
+                headers={"Content-Type": "application/json"},
+            )
+            assert answer.status_code in (200, 400), (n, name)
+            if answer.status_code == 400:
+                assert "not a JSON object" in answer.json()["error"]["message"]
+    assert "proxy_errors" not in proxy.counts
+    assert proxy.post().status_code == 200
+
+
+def test_names_of_models_in_odd_types(fake, proxy):
+    fake.respond = lambda request: Answer(status=404)
+    for model in (["policy"], {"id": "policy"}, 5, True, "", "x" * 1000, "a\nb\x1b[31m"):
+        answer = proxy.post(model=model)
+        assert answer.status_code == 404
+        message = answer.json()["error"]["message"]
+        assert message.startswith("the servers know no model ")
+        assert len(message) < 200
+        assert message.isprintable()

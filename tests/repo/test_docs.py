@@ -156,12 +156,16 @@ def test_files_of_the_architecture_exist() -> None:
 def texts_of(source: Path) -> Iterator[str]:
     """Every text in a Python file, with … for what is put in."""
     for node in ast.walk(ast.parse(source.read_text())):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield PLACEHOLDER.sub("…", node.value)
-        elif isinstance(node, ast.JoinedStr):
-            yield "".join(
-                str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
-            )
+        yield from texts_of_node(node)
+
+
+def texts_of_node(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield PLACEHOLDER.sub("…", node.value)
+    elif isinstance(node, ast.JoinedStr):
+        yield "".join(
+            str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
+        )
 
 
 def is_said(message: str, texts: list[str]) -> bool:
@@ -181,6 +185,68 @@ def test_quoted_messages_are_in_the_sources() -> None:
             quoted += CODE.findall(cells[0])
     assert len(quoted) > 50
     assert [message for message in quoted if not is_said(message, texts)] == []
+
+
+# What an agent reads of these comes behind words of another message.
+DETAILS = {"BadAnswerError", "NoTokenIdsError"}
+REPLIES = {
+    "replies.error",
+    "replies.raw_error",
+    "replies.error_event",
+    "self._fail",
+    "self._refuse",
+}
+
+
+def messages_to_agents() -> Iterator[str]:
+    """What the proxy answers itself: texts of its replies, and of the errors that become one."""
+    sources = [ast.parse(path.read_text()) for path in (PACKAGE / "proxy").rglob("*.py")]
+    nodes = [node for source in sources for node in ast.walk(source)]
+    errors = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    named = {
+        target.id: node.value
+        for node in nodes
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name) and target.id.isupper()
+    }
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            targets = [each.id for each in node.targets if isinstance(each, ast.Name)]
+            if "message" in targets:
+                yield from texts_in(node.value, named)
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            is_error = name in errors - DETAILS and name.endswith("Error")
+            if is_error or name in REPLIES:
+                for argument in node.args:
+                    yield from texts_in(argument, named)
+
+
+def texts_in(node: ast.AST, named: dict[str, ast.AST]) -> Iterator[str]:
+    if isinstance(node, ast.Name) and node.id in named:
+        yield from texts_in(named[node.id], {})
+    elif isinstance(node, ast.Constant | ast.JoinedStr):
+        yield from texts_of_node(node)
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from texts_in(child, named)
+
+
+def test_what_the_proxy_tells_agents_is_in_troubleshooting() -> None:
+    page = (DOCS / "troubleshooting.md").read_text()
+    section = page[page.index("## Proxy errors") :]
+    section = section[: section.index("\n## ")]
+    quoted = [each for row in section.splitlines() for each in CODE.findall(row.split(" | ")[0])]
+    quoted = [each for each in quoted if len(each.split()) > 2]
+    messages = {text for text in messages_to_agents() if len(text.split()) > 2}
+    assert len(messages) > 30
+    missing = [
+        text
+        for text in messages
+        if not any(is_said(each, [text]) for each in quoted if each != "…")
+    ]
+    assert sorted(missing) == []
 
 
 def test_citation_names_the_version() -> None:

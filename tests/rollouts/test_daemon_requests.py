@@ -54,14 +54,16 @@ def test_a_retry_is_served_and_an_earlier_batch_is_not():
         return 1.0
 
     with daemon_bench(train_rollout_n=1, daemon_cls=Retries) as bench:
-        _, metrics = bench.train(first_attempt_fails, 1)
-        assert metrics["training/discarded_attempts"] == 1
-        assert metrics["training/n_rollouts_w_reward"] == 1
+        bench.run(first_attempt_fails, 1)
         (rollout_id, run), _ = seen
         with httpx.Client() as client:
             run.client = client
             assert ask_for(run, rollout_id).status_code == 200  # its batch runs still
-            assert bench.daemon.llm_proxy.recorder.counts["late"] == 1
+            _, metrics = bench.rows()
+            assert metrics["training/discarded_attempts"] == 1
+            assert metrics["training/n_rollouts_w_reward"] == 1
+            assert metrics["training/proxy/late"] == 1
+            assert ask_for(run, rollout_id).status_code == 404
             bench.daemon.clear_data_and_server()
             assert ask_for(run, rollout_id).status_code == 404
             bench.enqueue(1)

@@ -342,10 +342,13 @@ def test_answers_that_come_too_late_are_counted():
         return 0.5
 
     with daemon_bench(store=store, train_rollout_n=1) as bench:
-        rows, metrics = bench.train(retried, 1)
+        bench.run(retried, 1)
         body = {"model": "policy", "messages": say("later still")}
         with httpx.Client(timeout=SECONDS) as client:
             client.post(f"{urls[0]}/chat/completions", json=body).raise_for_status()
+            rows, metrics = bench.rows()
+            refused = client.post(f"{urls[0]}/chat/completions", json=body)
+            assert refused.status_code == 404
         bench.enqueue(1)
         with scripted_runners(store, succeeds):
             bench.daemon.run_until_all_finished(verbose=False)
@@ -354,6 +357,7 @@ def test_answers_that_come_too_late_are_counted():
     assert metrics["training/reward"] == 0.5
     assert metrics["training/proxy/discarded"] == 1
     assert metrics["training/proxy/discarded_tokens"] == len(HELLO)
-    assert following["training/proxy/late"] == 1
-    assert following["training/proxy/late_tokens"] == len(HELLO)
+    assert metrics["training/proxy/late"] == 1
+    assert metrics["training/proxy/late_tokens"] == len(HELLO)
+    assert following["training/proxy/late_tokens"] == 0
     assert following["training/n_triplets"] == 1

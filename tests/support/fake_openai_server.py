@@ -283,7 +283,8 @@ def prompt_ids_of(prompt: Any) -> list[int]:
         return [ord(character) for character in prompt]
     if prompt and isinstance(prompt[0], int):
         return list(prompt)
-    texts = [f"{message['role'][0]}{message.get('content') or ''}\n" for message in prompt]
+    messages = [message for message in prompt if isinstance(message, dict)]
+    texts = [f"{message['role'][0]}{message.get('content') or ''}\n" for message in messages]
     return [ord(character) for text in texts for character in text]
 
 

@@ -44,11 +44,11 @@ def fleet_of(address: str):
 class serving:
     """A server that gives every request one answer."""
 
-    def __init__(self, body: bytes, kind: bytes = b"application/json") -> None:
-        self._answer = (
-            b"HTTP/1.1 200 OK\r\nContent-Type: " + kind + b"\r\nConnection: close\r\n"
-            b"Content-Length: " + str(len(body)).encode() + b"\r\n\r\n" + body
-        )
+    def __init__(
+        self, body: bytes, kind: bytes = b"application/json", status: bytes = b"200 OK"
+    ) -> None:
+        head = b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n"
+        self._answer = head % (status, kind, len(body)) + b"Connection: close\r\n\r\n" + body
 
     def __enter__(self) -> str:
         self._listener = socket.create_server(("127.0.0.1", 0))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_fast.proxy.sampling import is_on, number
+from agl_fast.printable import shown
+from agl_fast.proxy.large_json import (
+    LargeValue,
+    decoded,
+    elements_of,
+    members_of,
+    read_json,
+)
+from agl_fast.proxy.request_values import is_on, number
 
 Ids: TypeAlias = NDArray[np.int32]
 LogProbs: TypeAlias = NDArray[np.float32]
@@ -21,6 +28,8 @@ NO_LOG_PROB = -9999.0
 ROUNDING = 1e-4
 # vLLM's default of /v1/completions.
 _COMPLETIONS_MAX_TOKENS = 16
+# Of a choice, where the context's length is not known.
+_MOST_TOKENS = 1 << 24
 
 Cause: TypeAlias = Literal[
     "unreadable", "choices", "token_ids", "vocabulary", "log_probs", "usage", "after_finish"
@@ -60,6 +69,11 @@ class ModelLimits:
     context_length: int | None = None
     end_ids: frozenset[int] = frozenset()
 
+    @property
+    def longest_answer(self) -> int:
+        """Tokens that a choice cannot exceed."""
+        return _MOST_TOKENS if self.context_length is None else self.context_length
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -97,7 +111,7 @@ class Asked:
         else:
             limit = sent.get("max_tokens")
             limit = _COMPLETIONS_MAX_TOKENS if limit is None else limit
-        options = agents.get("stream_options")
+        options = decoded(agents.get("stream_options"))
         return cls(
             choices=choices,
             max_tokens=number(limit),
@@ -117,7 +131,7 @@ def usage_options(body: Mapping[str, Any]) -> dict[str, Any]:
     """``stream_options`` with which a stream ends in its usage: how many ids there must be."""
     if not is_on(body.get("stream")):
         return {}
-    given = body.get("stream_options")
+    given = decoded(body.get("stream_options"))
     if given is None:
         given = {}
     if not isinstance(given, Mapping) or is_on(given.get("include_usage")):
@@ -153,11 +167,11 @@ def checked_log_probs(
 
 
 def bad_log_prob(choice: int, token: int, value: Any) -> BadAnswerError:
-    shown = repr(value) if not isinstance(value, (dict, list)) else type(value).__name__
+    found = type(value).__name__ if isinstance(value, (dict, list)) else shown(value)
     return BadAnswerError(
         "log_probs",
-        f"choice {choice}: the log-prob of token {token} is {shown[:80]}, expected a finite number "
-        "of at most 0",
+        f"choice {choice}: the log-prob of token {token} is {found}, expected a finite number of "
+        "at most 0",
     )
 
 
@@ -220,50 +234,78 @@ def explain_unreadable(
         n_before: log-probs of each choice in the events before.
     """
     try:
-        answer = json.loads(part)  # takes NaN and Infinity, which are no JSON
-    except ValueError:
+        answer = read_json(part)  # takes NaN and Infinity, which are no JSON
+    except (ValueError, RecursionError):
         return BadAnswerError("unreadable", f"it is not JSON: {error}")
-    choices = answer.get("choices") if isinstance(answer, dict) else None
-    for choice in choices if isinstance(choices, list) else []:
-        if not isinstance(choice, dict):
-            continue
-        index = choice.get("index", 0)
+    for choice in elements_of((members_of(answer) or {}).get("choices")):
+        members = members_of(choice) or {}
+        index = members.get("index", 0)
         before = n_before.get(index, 0) if isinstance(index, int) else 0
-        for position, value in enumerate(_values_of(choice.get("logprobs"))):
+        for position, value in enumerate(_values_of(members.get("logprobs"))):
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if value is not None and not (number and abs(value) < float("inf")):
                 return bad_log_prob(index, before + position, value)
     return BadAnswerError("unreadable", f"it cannot be read: {error}")
 
 
-def _values_of(log_probs: Any) -> list[Any]:
-    if not isinstance(log_probs, dict):
-        return []
-    if isinstance(content := log_probs.get("content"), list):
-        return [each.get("logprob") if isinstance(each, dict) else each for each in content]
-    values = log_probs.get("token_logprobs")
-    return values if isinstance(values, list) else []
+def _values_of(log_probs: Any) -> Iterator[Any]:
+    members = members_of(log_probs) or {}
+    content = members.get("content")
+    if isinstance(content, (list, LargeValue)):
+        for each in elements_of(content):
+            token = members_of(each)
+            yield each if token is None else token.get("logprob")
+    else:
+        yield from elements_of(members.get("token_logprobs"))
 
 
 def has_text(part: bytes, choice: int) -> bool:
     """Whether an event, or an answer, has text, reasoning or a tool call of the choice."""
-    answer = json.loads(part)
-    for each in answer.get("choices") or []:
-        if each.get("index", 0) != choice:
+    for each in elements_of((members_of(read_json(part)) or {}).get("choices")):
+        members = members_of(each) or {}
+        if members.get("index", 0) != choice:
             continue
-        if each.get("text"):
+        if members.get("text"):
             return True
-        said = each.get("delta") or each.get("message") or {}
-        return any(value for name, value in said.items() if name != "role")
+        said = members.get("delta") or members.get("message")
+        told = members_of(said)
+        if told is None:
+            return bool(said)
+        return any(value for name, value in told.items() if name != "role")
     return False
 
 
-def sampled_tokens(body: bytes) -> int:
-    """Tokens of a whole answer that cannot be recorded, as far as it says."""
+def ids_in(part: bytes) -> int:
+    """Token ids in an answer, or an event, that is refused."""
     try:
-        answer = json.loads(body)
-        choices = answer.get("choices") or []
-        n_ids = sum(len(each.get("token_ids") or []) for each in choices)
-        return max(n_ids, int((answer.get("usage") or {}).get("completion_tokens") or 0))
-    except (ValueError, TypeError, AttributeError, OverflowError):
+        answer = members_of(read_json(part)) or {}
+    except (ValueError, RecursionError):
         return 0
+    choices = elements_of(answer.get("choices"))
+    return sum(_length((members_of(each) or {}).get("token_ids")) for each in choices)
+
+
+def claimed_tokens(body: bytes, longest: int) -> int:
+    """Sampled tokens by the usage of a whole answer that is refused.
+
+    Args:
+        longest: tokens that a choice can have; a usage that says more is not believed.
+    """
+    try:
+        answer = members_of(read_json(body)) or {}
+    except (ValueError, RecursionError):
+        return 0
+    claimed = (members_of(answer.get("usage")) or {}).get("completion_tokens")
+    return believed(claimed, longest * max(1, _length(answer.get("choices"))))
+
+
+def _length(value: Any) -> int:
+    if isinstance(value, LargeValue):
+        return value.count() if value.is_array else 0
+    return len(value) if isinstance(value, list) else 0
+
+
+def believed(n_tokens: Any, most: int) -> int:
+    """A usage's number of sampled tokens; 0: it is no such number."""
+    is_number = isinstance(n_tokens, int) and not isinstance(n_tokens, bool)
+    return n_tokens if is_number and 0 <= n_tokens <= most else 0

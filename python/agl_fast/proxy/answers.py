@@ -16,12 +16,16 @@ from agl_fast.proxy.answer_checks import (
     LogProbs,
     ModelLimits,
     NoTokenIdsError,
+    believed,
     check_vocabulary,
     checked_log_probs,
+    claimed_tokens,
     explain_unreadable,
     finish_reason,
     has_text,
+    ids_in,
 )
+from agl_fast.proxy.answer_parts import ChoicePart, LogProbLists, decode_answer
 
 
 @dataclass(slots=True, eq=False)
@@ -43,52 +47,17 @@ class Choice:
     missing_log_probs: str | None = None
 
 
-# Fields that are named here are all that is decoded of an answer. Ids stay raw text for the native
-# parser; they are most of the answer.
-class _TokenLogProb(msgspec.Struct):
-    logprob: float | None = None  # vLLM's events leave its default, -9999.0, out
-
-
-class _LogProbs(msgspec.Struct):
-    content: list[_TokenLogProb] | None = None  # chat
-    token_logprobs: list[float | None] | None = None  # completions
-
-
-class _Choice(msgspec.Struct):
-    index: int = 0
-    token_ids: msgspec.Raw = msgspec.Raw()
-    prompt_token_ids: msgspec.Raw = msgspec.Raw()  # completions
-    logprobs: _LogProbs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-
-class _Usage(msgspec.Struct):
-    completion_tokens: int | None = None
-
-
-class _Answer(msgspec.Struct):
-    id: str = ""
-    prompt_token_ids: msgspec.Raw = msgspec.Raw()  # chat
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: msgspec.Raw = msgspec.Raw()  # an event in place of an answer's rest
-
-
-_DECODER = msgspec.json.Decoder(_Answer)
-
-
 def read_answer(
     body: bytes, asked: Asked | None = None, limits: ModelLimits | None = None
 ) -> tuple[str, list[Choice]]:
     """The response id and the choices of a complete answer.
 
     Raises:
-        BadAnswerError: as ``AnswerCollector.add`` and ``choices``.
+        BadAnswerError: as ``AnswerCollector.read_whole``.
     """
     collector = AnswerCollector(asked, limits)
-    collector.add(body)
-    return collector.response_id, collector.choices()
+    choices = collector.read_whole(body)
+    return collector.response_id, choices
 
 
 @dataclass(slots=True, eq=False)
@@ -115,10 +84,10 @@ class AnswerCollector:
         self._limits = limits or ModelLimits()
         self.response_id = ""
         self.failed = False
-        self.has_usage = False
         self._prompt_ids: Ids | None = None
         self._parts: dict[int, _Parts] = {}
         self._n_sampled = 0
+        self._n_claimed: int | None = None  # by a usage of all choices
 
     @property
     def begun(self) -> bool:
@@ -156,33 +125,77 @@ class AnswerCollector:
             Whether the part says no more than the usage of the whole answer.
 
         Raises:
-            BadAnswerError: it cannot be read, or contradicts itself or what came before.
+            BadAnswerError: it cannot be read, or contradicts itself or what came before. Its ids
+                count as sampled.
         """
+        n_before = _count(self._parts.values())
         try:
-            answer = _DECODER.decode(part)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return self._add(part)
+        except BadAnswerError:
+            self._n_sampled = max(self._n_sampled, n_before + ids_in(part))
+            raise
+
+    def _add(self, part: bytes) -> bool:
+        try:
+            answer = decode_answer(part)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             before = {index: len(parts.log_probs) for index, parts in self._parts.items()}
             raise explain_unreadable(part, error, before) from error
         if not _is_missing(answer.error):
             self.failed = True
             return False
         self.response_id = self.response_id or answer.id
-        if self._prompt_ids is None:
-            self._prompt_ids = _ids(answer.prompt_token_ids, "prompt_token_ids")
+        self._prompt_ids = _one_prompt(
+            self._prompt_ids, _ids(answer.prompt_token_ids, "prompt_token_ids"), "the answer"
+        )
+        indices: list[int] = []
         for choice in answer.choices:
-            self._add_choice(part, choice)
+            index = self._index_of(choice, indices)
+            indices.append(index)
+            self._add_choice(part, choice, index)
         if answer.usage is not None and answer.usage.completion_tokens is not None:
-            self._check_usage(answer.usage.completion_tokens, answer.choices)
+            self._check_usage(answer.usage.completion_tokens, indices)
         return answer.usage is not None and not answer.choices
 
-    def _add_choice(self, part: bytes, choice: _Choice) -> None:
-        index = choice.index
+    def read_whole(self, body: bytes) -> list[Choice]:
+        """The choices of an answer that is no stream.
+
+        Raises:
+            BadAnswerError: as ``add`` and ``choices``.
+        """
+        try:
+            self.add(body)
+        except BadAnswerError:
+            claimed = claimed_tokens(body, self._limits.longest_answer)
+            self._n_sampled = max(self._n_sampled, claimed)
+            raise
+        return self.choices()
+
+    def _index_of(self, choice: ChoicePart, before: list[int]) -> int:
+        """
+        Args:
+            before: indices of the choices before it in the same part of the answer.
+        """
+        if choice.index is None and self.asked.choices > 1:
+            raise BadAnswerError(
+                "choices", f"a choice has no index, and {self.asked.choices} were asked for"
+            )
+        index = choice.index or 0
+        if index < 0:
+            raise BadAnswerError("choices", f"a choice has the index {index}")
+        if index in before:
+            raise BadAnswerError("choices", f"choice {index} comes twice in one part of the answer")
+        return index
+
+    def _add_choice(self, part: bytes, choice: ChoicePart, index: int) -> None:
         parts = self._parts.setdefault(index, _Parts())
-        if parts.prompt_ids is None:
-            parts.prompt_ids = _ids(choice.prompt_token_ids, f"choice {index}: prompt_token_ids")
+        prompt_ids = _ids(choice.prompt_token_ids, f"choice {index}: prompt_token_ids")
+        parts.prompt_ids = _one_prompt(parts.prompt_ids, prompt_ids, f"choice {index}")
         ids = _ids(choice.token_ids, f"choice {index}: token_ids")
         n_ids = 0 if ids is None else len(ids)
-        if n_ids == 0 and (ids is None or choice.finish_reason is None):
+        # Text that a stop string or a character in pieces has held back may end an answer.
+        ends = ids is not None and choice.finish_reason is not None and parts.n_ids > 0
+        if n_ids == 0 and not ends:
             self._refuse_text_without_ids(part, parts, index)
         if n_ids and parts.finish_reason is not None:
             raise BadAnswerError(
@@ -203,23 +216,35 @@ class AnswerCollector:
             self._add_log_probs(index, parts, choice.logprobs, n_ids)
             parts.response_ids.append(ids)
             parts.n_ids += n_ids
+            if n_ids and self._n_claimed is not None:
+                raise BadAnswerError(
+                    "usage",
+                    f"choice {index}: {n_ids} token ids come after the usage of the whole answer, "
+                    f"whose completion_tokens is {self._n_claimed}",
+                )
+        elif choice.logprobs is not None and choice.logprobs.values:
+            raise BadAnswerError(
+                "log_probs",
+                f"choice {index}: {len(choice.logprobs.values)} log-probs came without token_ids, "
+                f"after {parts.n_ids} ids",
+            )
 
     def _refuse_text_without_ids(self, part: bytes, parts: _Parts, index: int) -> None:
         if self.asked.repeats_text or not has_text(part, index):
             return
-        message = (
+        detail = (
             f"choice {index} has text without token_ids: of this part of the answer 0 ids came, "
             f"{parts.n_ids} before it"
         )
         if parts.n_ids == 0:
-            raise NoTokenIdsError(message)
-        raise BadAnswerError("token_ids", message)
+            raise NoTokenIdsError(detail)
+        raise BadAnswerError("token_ids", detail)
 
     def _add_log_probs(
-        self, index: int, parts: _Parts, log_probs: _LogProbs | None, n_ids: int
+        self, index: int, parts: _Parts, log_probs: LogProbLists | None, n_ids: int
     ) -> None:
         """The part's log-probs: one for each of its ids, or none at all."""
-        values = _values(log_probs)
+        values = log_probs.values if log_probs is not None else []
         expected = n_ids
         if self.asked.echo and parts.n_ids == 0 and not parts.response_ids:
             prompt_ids = self._prompt_ids if parts.prompt_ids is None else parts.prompt_ids
@@ -240,15 +265,17 @@ class AnswerCollector:
         parts.has_log_probs |= bool(values)
         parts.log_probs += values or [None] * n_ids
 
-    def _check_usage(self, n_tokens: int, choices: list[_Choice]) -> None:
+    def _check_usage(self, n_tokens: int, indices: list[int]) -> None:
         """vLLM counts the choices of an event (``continuous_usage_stats``), or all of them."""
-        self.has_usage = True
-        counted = [self._parts[choice.index] for choice in choices] or self._parts.values()
+        counted = [self._parts[index] for index in indices] or self._parts.values()
         n_ids = _count(counted)
         if len(counted) == len(self._parts):
-            self._n_sampled = max(self._n_sampled, n_tokens)
+            most = self._limits.longest_answer * max(1, len(self._parts))
+            self._n_sampled = max(self._n_sampled, believed(n_tokens, most))
+        if not indices and n_tokens:
+            self._n_claimed = n_tokens
         if n_ids != n_tokens:
-            names = sorted({choice.index for choice in choices} or self._parts)
+            names = sorted(indices or self._parts)
             which = f"choice {names[0]}" if len(names) == 1 else f"choices {names}"
             raise BadAnswerError(
                 "usage",
@@ -322,13 +349,16 @@ def _ids(raw: msgspec.Raw, where: str) -> Ids | None:
         raise BadAnswerError("token_ids", f"{where}: {error}") from error
 
 
+def _one_prompt(known: Ids | None, again: Ids | None, whose: str) -> Ids | None:
+    if known is None or again is None:
+        return again if known is None else known
+    if not np.array_equal(known, again):
+        raise BadAnswerError(
+            "token_ids",
+            f"{whose} has two different prompt_token_ids, of {len(known)} and {len(again)} ids",
+        )
+    return known
+
+
 def _is_missing(raw: msgspec.Raw) -> bool:
     return bytes(raw) in (b"", b"null")
-
-
-def _values(log_probs: _LogProbs | None) -> list[float | None]:
-    if log_probs is None:
-        return []
-    if log_probs.content is not None:
-        return [token.logprob for token in log_probs.content]
-    return log_probs.token_logprobs or []

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import aiohttp
+from aiohttp import payload
 
 from agl_fast.proxy.fleet import Server
 from agl_fast.proxy.recorder import Recorder
@@ -15,7 +16,7 @@ from agl_fast.proxy.recorder import Recorder
 KEEP_ALIVE_SECONDS = 4.0
 RETRIES = 2
 RETRY_SECONDS = 0.05
-_LARGE = 1 << 20
+_PIECE_BYTES = 256 << 10
 # Refused, or not accepted in time: another try at once would end the same way.
 _NO_CONNECTION = (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)
 
@@ -60,7 +61,7 @@ class Connections:
         path: str,
         *,
         headers: Mapping[str, str],
-        body: bytes | None,
+        body: Sequence[bytes | memoryview] | None,
         seconds: float,
     ) -> aiohttp.ClientResponse:
         """The response as soon as its headers are there.
@@ -69,6 +70,7 @@ class Connections:
         server as the request went out.
 
         Args:
+            body: in pieces.
             seconds: the longest the whole answer may take.
 
         Raises:
@@ -83,7 +85,7 @@ class Connections:
                     method,
                     server.url + path,
                     headers=headers,
-                    data=_in_pieces(body),
+                    data=_payload_of(body),
                     allow_redirects=False,
                     timeout=timeout,
                 )
@@ -107,6 +109,30 @@ class Connections:
         await self.session.close()
 
 
-def _in_pieces(body: bytes | None) -> bytes | io.BytesIO | None:
-    """A large body goes out piece by piece: other agents' requests go on meanwhile."""
-    return io.BytesIO(body) if body is not None and len(body) > _LARGE else body
+def _payload_of(body: Sequence[bytes | memoryview] | None) -> bytes | _Pieces | None:
+    if body is None:
+        return None
+    is_short = len(body) == 1 and len(body[0]) <= _PIECE_BYTES
+    return bytes(body[0]) if is_short else _Pieces(body)
+
+
+class _Pieces(payload.Payload):
+    """A body that goes out piece by piece: other agents' requests go on meanwhile."""
+
+    _autoclose = True  # nothing to close
+
+    def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
+        super().__init__(pieces)
+        self._size = sum(map(len, pieces))
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return b"".join(self._value).decode(encoding, errors)
+
+    async def write(self, writer: Any) -> None:
+        for piece in self._short_pieces():
+            await writer.write(piece)
+
+    def _short_pieces(self) -> Iterator[memoryview]:
+        for piece in self._value:
+            for begin in range(0, len(piece), _PIECE_BYTES):
+                yield memoryview(piece)[begin : begin + _PIECE_BYTES]

@@ -13,10 +13,11 @@ import aiohttp
 from aiohttp import web
 
 from agl_fast.proxy import replies
-from agl_fast.proxy.answer_checks import BadAnswerError, NoTokenIdsError, sampled_tokens
+from agl_fast.proxy.answer_checks import BadAnswerError, NoTokenIdsError
 from agl_fast.proxy.answers import AnswerCollector, Choice
 from agl_fast.proxy.events import EventReader
-from agl_fast.proxy.flights import Flight
+from agl_fast.proxy.flights import AbortedError, Flight
+from agl_fast.proxy.large_json import in_thread_if_large
 from agl_fast.proxy.recorder import RecordedCall, Recorder
 from agl_fast.rows.calls import Call
 
@@ -30,9 +31,15 @@ class StoreFailedError(RuntimeError):
 
 
 class BrokenAnswerError(RuntimeError):
-    """A server's answer ended before it was complete."""
+    """A server's answer ended before it was complete, or is none.
 
-    breaks_connection = True
+    Attributes:
+        breaks_connection: the connection broke.
+    """
+
+    def __init__(self, message: str, *, breaks_connection: bool = True) -> None:
+        super().__init__(message)
+        self.breaks_connection = breaks_connection
 
 
 class FailedAnswerError(RuntimeError):
@@ -48,6 +55,8 @@ class FailedAnswerError(RuntimeError):
         self.body = body
 
 
+# What is written at once.
+_PIECE_BYTES = 256 << 10
 # Another server may answer better. Other statuses below 500 are the request's own fault.
 _OF_ONE_SERVER = {401, 403, 404, 405}
 
@@ -81,6 +90,7 @@ class Exchange:
     Attributes:
         has_answer: the agent has all that it needs, and may leave.
         ended_with_error: a stream's last event was the server's error.
+        is_counted: tokens of the server's answer are recorded or counted.
     """
 
     def __init__(
@@ -97,6 +107,7 @@ class Exchange:
         self._begun: web.StreamResponse | None = None
         self.has_answer = False
         self.ended_with_error = False
+        self.is_counted = False
 
     @property
     def has_begun(self) -> bool:
@@ -115,8 +126,12 @@ class Exchange:
         """
         Raises:
             FailedAnswerError: the status is one that another server may not give.
-            BrokenAnswerError: and its answer breaks off.
+            BrokenAnswerError: and its answer breaks off; or it is a redirect, with which the agent
+                would go past the proxy.
         """
+        if 300 <= response.status < 400:
+            message = f"the server redirects with status {response.status}"
+            raise BrokenAnswerError(message, breaks_connection=False)
         if response.status >= 500 or response.status in _OF_ONE_SERVER:
             raise FailedAnswerError(response, await self._whole(response))
 
@@ -152,11 +167,10 @@ class Exchange:
         """
         body = await self._whole(response)
         try:
-            collector.add(body)
-            added = await self._add(origin, collector)
+            choices = await in_thread_if_large(len(body), collector.read_whole, body)
+            added = await self._add(origin, collector, choices)
         except BaseException as error:
-            n_tokens = max(collector.n_sampled, sampled_tokens(body))
-            self._count_lost(error, n_tokens, origin)
+            self.count_lost(error, collector.n_sampled, origin)
             raise
         reply = self._reply(response)
         reply.content_length = len(body)
@@ -186,20 +200,18 @@ class Exchange:
                 if collector.failed and not self.has_begun:
                     raise FailedAnswerError(response, held + await self._whole(response))
                 if added is None and collector.complete and not collector.failed:
-                    added = await self._add(origin, collector)
+                    added = await self._add(origin, collector, collector.choices())
                 if held:
                     await self._write(reply, held)
                 self.has_answer = added is not None
             if added is None:  # the agent has the server's own error event
                 self.ended_with_error = True
                 self._recorder.count("server_errors")
-                self._recorder.count_tokens(
-                    "incomplete", collector.n_sampled, is_train=origin.is_train
-                )
+                self._count_lost_as("incomplete", collector.n_sampled, origin)
             await self._finish(reply)
         except BaseException as error:
             if added is None:
-                self._count_lost(error, collector.n_sampled, origin)
+                self.count_lost(error, collector.n_sampled, origin)
             elif not self.has_answer:
                 self._recorder.withdraw(origin.rollout_id, origin.attempt_id, added)
             if isinstance(error, BadAnswerError) and self._begun is not None:
@@ -221,10 +233,11 @@ class Exchange:
         async for chunk in self._chunks(response):
             for event in events.feed(chunk):
                 is_usage = False
-                if event.data == b"[DONE]":
+                data = (event.data or b"").strip()  # an event without data says nothing
+                if data == b"[DONE]":
                     ended = True
-                elif event.data is not None and not ended:
-                    is_usage = collector.add(event.data)
+                elif data and not ended:
+                    is_usage = collector.add(data)
                 if not is_usage or collector.asked.wants_usage:
                     held += event.raw
             if collector.begun and not collector.has_prompt_ids and not collector.failed:
@@ -239,18 +252,30 @@ class Exchange:
             raise BrokenAnswerError("the server's stream ended before the answer did")
         yield held + events.rest
 
-    def _count_lost(self, error: BaseException, n_tokens: int, origin: Origin) -> None:
-        """Count the sampled tokens of an answer that is not recorded."""
+    def count_lost(self, error: BaseException, n_tokens: int, origin: Origin) -> None:
+        """Count the sampled tokens of an answer that is not recorded.
+
+        Args:
+            n_tokens: as far as the answer says; 0: it says nothing, and is counted as unseen.
+        """
         if isinstance(error, (BadAnswerError, StoreFailedError)):
             name = "refused"
         elif isinstance(error, (AgentGoneError, asyncio.CancelledError)):
             name = "client_gone"
+        elif isinstance(error, AbortedError):
+            name = "aborted"
         else:
             name = "incomplete"
-        self._recorder.count_tokens(name, n_tokens, is_train=origin.is_train)
+        self._count_lost_as(name, n_tokens, origin)
 
-    async def _add(self, origin: Origin, collector: AnswerCollector) -> list[str]:
-        choices, response_id = collector.choices(), collector.response_id
+    def _count_lost_as(self, name: str, n_tokens: int, origin: Origin) -> None:
+        self.is_counted = True
+        self._recorder.count_lost(name, n_tokens, is_train=origin.is_train)
+
+    async def _add(
+        self, origin: Origin, collector: AnswerCollector, choices: list[Choice]
+    ) -> list[str]:
+        response_id = collector.response_id
         finished_at = time.time()
         if self._next_sequence is None:
             sequence = time.monotonic_ns()
@@ -281,6 +306,7 @@ class Exchange:
             )
             for choice in choices
         ]
+        self.is_counted = True
         return self._recorder.add(origin.rollout_id, origin.attempt_id, calls)
 
     def _reply(self, response: aiohttp.ClientResponse) -> web.StreamResponse:
@@ -299,18 +325,19 @@ class Exchange:
             raise BrokenAnswerError(f"the server's answer broke off: {error}") from error
 
     async def _whole(self, response: aiohttp.ClientResponse) -> bytes:
-        try:
-            with self._flight.waiting():
-                return await response.read()
-        except aiohttp.ClientError as error:
-            raise BrokenAnswerError(f"the server's answer broke off: {error}") from error
+        if response.content.at_eof():  # it was read before
+            return await response.read()
+        chunks = [chunk async for chunk in self._chunks(response)]
+        # Joined without the interpreter lock.
+        return await in_thread_if_large(sum(map(len, chunks)), b"".join, chunks)
 
     async def _write(self, reply: web.StreamResponse, chunk: bytes) -> None:
         try:
             if not reply.prepared:
                 self._begun = reply
                 await reply.prepare(self._request)
-            await reply.write(chunk)
+            for begin in range(0, len(chunk), _PIECE_BYTES):
+                await reply.write(memoryview(chunk)[begin : begin + _PIECE_BYTES])
         except ConnectionError as error:
             raise AgentGoneError(str(error)) from error
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from agl_fast.proxy.request_values import is_on, unquoted
+
 Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions"]
 CHAT: Endpoint = "/v1/chat/completions"
 COMPLETIONS: Endpoint = "/v1/completions"
@@ -131,7 +133,9 @@ EXPLICIT = {name: value for name, value in NEUTRAL.items() if _BOTH[name].explic
 
 
 def has_effect(field: Field, value: Any) -> bool:
-    return value is not None and value not in field.without_effect
+    if field.without_effect == (False,):
+        return is_on(value)
+    return value is not None and unquoted(value) not in field.without_effect
 
 
 def named(body: Mapping[str, Any], endpoint: Endpoint, treatment: Treatment) -> list[str]:

@@ -102,7 +102,7 @@ class Fleet:
         self.model_name = names[0] if names else None
         self.servers = [_server(entry) for entry in entries]
         self._of_rollout: dict[str, Server] = {}
-        # By a request's digest: the servers whose connection it broke, and when.
+        # By a request's key: the servers whose connection it broke, and when.
         self._broken_by: dict[bytes, list[tuple[Server, float]]] = {}
 
     def server_for(self, rollout_id: str | None, tried: Collection[Server] = ()) -> Server:
@@ -210,23 +210,26 @@ class Fleet:
             del self._of_rollout[rollout_id]
             server.rollouts -= 1
 
-    def broke(self, body: bytes, server: Server, sent_at: float) -> None:
+    @property
+    def has_broken(self) -> bool:
+        """Whether any request broke a connection in this phase."""
+        return bool(self._broken_by)
+
+    def broke(self, key: bytes, server: Server, sent_at: float) -> None:
         """The connection to the server broke on a request before the answer was complete.
 
         Args:
-            body: the agent's, the same for every try.
+            key: ``request_key`` of the agent's body, the same for every try.
             sent_at: of ``time.monotonic``.
         """
-        broken = self._broken_by.setdefault(_digest(body), [])
+        broken = self._broken_by.setdefault(key, [])
         # Several rollouts of one sample send the same: only tries one after another are evidence.
         if all(server is not each and sent_at >= at for each, at in broken):
             broken.append((server, time.monotonic()))
 
-    def is_dangerous(self, body: bytes) -> bool:
+    def is_dangerous(self, key: bytes) -> bool:
         """Whether a request has broken several servers that have not answered anything since."""
-        if not self._broken_by:
-            return False
-        broken = self._broken_by.get(_digest(body), ())
+        broken = self._broken_by.get(key, ())
         return sum(server.answered_at < at for server, at in broken) >= BROKEN_SERVERS
 
     def forget_rollouts(self) -> None:
@@ -244,7 +247,8 @@ class Fleet:
             self._of_rollout[rollout_id] = server
 
 
-def _digest(body: bytes) -> bytes:
+def request_key(body: bytes) -> bytes:
+    """What tells requests apart; large bodies are read without the interpreter lock."""
     return blake2b(body, digest_size=16).digest()
 
 

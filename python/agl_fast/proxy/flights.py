@@ -32,6 +32,7 @@ class Flight:
         rollout_id, attempt_id: "" where the request names none.
         server: the one that is asked now; None: none yet.
         sent_at: when it was asked, of ``time.monotonic``.
+        is_sent: the request is on its way to that server.
         has_begun: that server has answered with its headers.
     """
 
@@ -40,6 +41,7 @@ class Flight:
         self.attempt_id = attempt_id
         self.server: Server | None = None
         self.sent_at = 0.0
+        self.is_sent = False
         self.has_begun = False
         self._asked_at: float | None = None
         self._task = asyncio.current_task()
@@ -47,7 +49,8 @@ class Flight:
         self._error: Exception | None = None
 
     def goes_to(self, server: Server) -> None:
-        self.server, self.sent_at, self.has_begun = server, time.monotonic(), False
+        self.server, self.sent_at = server, time.monotonic()
+        self.is_sent = self.has_begun = False
 
     def seconds_left(self, seconds: float) -> float:
         """Of so many since the first server was asked; more than 0."""

@@ -10,6 +10,8 @@ import aiohttp
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from agl_fast.proxy.large_json import in_thread_if_large
+
 _ENCODINGS = ("gzip", "x-gzip", "deflate", "identity", "")
 _GZIP_OR_ZLIB, _RAW_DEFLATE = zlib.MAX_WBITS | 32, -zlib.MAX_WBITS
 _CHUNK = 1 << 20
@@ -80,11 +82,13 @@ async def read_limited(request: web.BaseRequest, limits: HttpLimits) -> bytes:
 
 
 async def _read(request: web.BaseRequest, limits: HttpLimits) -> bytes:
-    body = bytearray()
+    chunks, n_bytes = [], 0
     while chunk := await request.content.readany():
-        body += chunk
-        _require_size(len(body), limits)
-    return bytes(body)
+        chunks.append(chunk)
+        n_bytes += len(chunk)
+        _require_size(n_bytes, limits)
+    # Joined without the interpreter lock.
+    return await in_thread_if_large(n_bytes, b"".join, chunks)
 
 
 def _require_size(n_bytes: int, limits: HttpLimits) -> None:
@@ -100,18 +104,23 @@ def _decompressed(body: bytes, encoding: str, limits: HttpLimits) -> bytes:
     # Some clients send deflate without zlib's header.
     is_raw = encoding == "deflate" and body[:1] and body[0] & 0x0F != 8
     window = _RAW_DEFLATE if is_raw else _GZIP_OR_ZLIB
-    whole, rest = bytearray(), body
+    pieces, n_bytes = [], 0
+    part = None
     try:
-        while rest:
-            part = zlib.decompressobj(window)
-            while not part.eof:
+        for begin in range(0, len(body), _CHUNK):
+            rest = body[begin : begin + _CHUNK]
+            is_full = False
+            while rest or is_full:
+                if part is None or part.eof:  # gzip may have several members
+                    part = zlib.decompressobj(window)
                 piece = part.decompress(rest, _CHUNK)
-                whole += piece
-                _require_size(len(whole), limits)
-                rest = part.unconsumed_tail
-                if not piece and not rest and not part.eof:
-                    raise zlib.error("it ends too early")
-            rest = part.unused_data  # gzip may have several members
+                pieces.append(piece)
+                n_bytes += len(piece)
+                _require_size(n_bytes, limits)
+                rest = part.unused_data if part.eof else part.unconsumed_tail
+                is_full = len(piece) == _CHUNK and not part.eof
+        if part is None or not part.eof:
+            raise zlib.error("it ends too early")
     except zlib.error as error:
         raise RefusedBodyError(400, f"the body is no {encoding}: {error}") from None
-    return bytes(whole)
+    return b"".join(pieces)

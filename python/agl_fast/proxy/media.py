@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from agl_fast.proxy.large_json import elements_of, members_of
+
 # Within the type of a content part: image_url, input_audio, video_url, prompt_embeds, …
 _TYPES = ("image", "audio", "video", "embeds")
 # What a content part holds, where it may lack a type.
@@ -24,24 +26,27 @@ def media_of(messages: Any) -> str | None:
 
     A part counts by its type, or without one by the names of what it holds.
     """
-    for message in messages if isinstance(messages, list) else []:
-        if isinstance(message, Mapping):
-            for part in _parts(message.get("content")):
-                if (name := _media_name(part)) is not None:
-                    return name
+    for message in elements_of(messages):
+        for part in _parts((members_of(message) or {}).get("content")):
+            if (name := _media_name(part)) is not None:
+                return name
     return None
 
 
 def _parts(content: Any) -> Iterator[Mapping[str, Any]]:
     """Every object within a message's content, at any depth."""
-    waiting = [content]
+    waiting = [iter((content,))]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, list):
-            waiting += reversed(each)
-        elif isinstance(each, Mapping):
-            yield each
-            waiting.append(each.get("content"))
+        for each in waiting[-1]:
+            part = members_of(each)
+            if part is None:
+                waiting.append(iter(elements_of(each)))
+            else:
+                yield part
+                waiting.append(iter((part.get("content"),)))
+            break
+        else:
+            waiting.pop()
 
 
 def _media_name(part: Mapping[str, Any]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from agl_fast.printable import shown
 from agl_fast.proxy.outgoing import Outgoing
 from agl_fast.proxy.recorder import Recorder
 
@@ -52,9 +53,9 @@ class Notices:
         self._count_each("sampling_unenforced", outgoing.unenforced)
         self._count_each("fields_replaced", outgoing.replaced)
         for name, (theirs, ours) in outgoing.overridden.items():
-            self._say_once(f"overridden.{name}", _OVERRIDDEN, name, theirs, name, ours)
+            self._say_once(f"overridden.{name}", _OVERRIDDEN, name, shown(theirs), name, ours)
         for name, (theirs, ours) in outgoing.deviating.items():
-            self._say_once(f"deviating.{name}", _DEVIATING, name, theirs, name, ours)
+            self._say_once(f"deviating.{name}", _DEVIATING, name, shown(theirs), name, ours)
         for name in outgoing.unenforced:
             self._say_once(f"unenforced.{name}", _UNENFORCED, name)
         for name in outgoing.replaced:
@@ -63,7 +64,7 @@ class Notices:
             self._recorder.count("fields_unknown")
         for name in outgoing.unknown[:MAX_UNKNOWN]:
             if sum(said.startswith("unknown.") for said in self._said) < MAX_UNKNOWN:
-                self._say_once(f"unknown.{name}", _UNKNOWN, repr(name))
+                self._say_once(f"unknown.{name}", _UNKNOWN, shown(name))
 
     def _count_each(self, kind: str, names: list[str]) -> None:
         if names:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,15 +15,15 @@ from agl_fast.proxy.fields import (
     named,
     unknown,
 )
+from agl_fast.proxy.large_json import LargeValue, elements_of, encoded, read_object
 from agl_fast.proxy.media import media_of
+from agl_fast.proxy.request_values import is_on, number
 from agl_fast.proxy.sampling import (
     STRICT_TOOLS,
     Phase,
     deviations,
     has_strict_tools,
-    is_on,
     loosened,
-    number,
     sampling_of,
 )
 
@@ -40,7 +39,7 @@ class Outgoing:
     """What goes to the server.
 
     Attributes:
-        body: the JSON object.
+        body: the JSON object, large values as ``LargeValue``.
         recorded: the answer becomes a call. Otherwise the request goes out as it came.
         capped: ``max_tokens`` is ours.
         choices: how many the answer will have.
@@ -69,26 +68,24 @@ class Outgoing:
         """The same with a server's own name of the model."""
         return replace(self, body={**self.body, "model": model})
 
-    def json(self) -> bytes:
-        return _dumps(self.body)
+    def json(self) -> list[bytes | memoryview]:
+        """The body in pieces."""
+        return encoded(self.body)
 
-    def json_without_cap(self) -> bytes:
-        return _dumps({name: value for name, value in self.body.items() if name != "max_tokens"})
+    def json_without_cap(self) -> list[bytes | memoryview]:
+        return encoded({name: value for name, value in self.body.items() if name != "max_tokens"})
 
 
 def read_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object of a request's body.
+    """The JSON object of a request's body, large values as ``LargeValue``.
 
     Raises:
         BadRequestError: it is none.
     """
     try:
-        body = json.loads(raw)
+        return read_object(raw)
     except (ValueError, RecursionError) as error:
-        raise BadRequestError(f"the body is not JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise BadRequestError(f"the body must be a JSON object, got {type(body).__name__}")
-    return body
+        raise BadRequestError(f"the body is not a JSON object: {error}") from None
 
 
 def recordable(
@@ -201,14 +198,13 @@ def _missing_limit(body: Mapping[str, Any], endpoint: Endpoint, phase: Phase) ->
 def _choices(body: Mapping[str, Any], endpoint: Endpoint) -> int:
     n = number(body.get("n"))
     per_prompt = 1 if n is None else n
-    prompts = body.get("prompt")
-    # A list of numbers is one prompt.
-    many = endpoint == COMPLETIONS and isinstance(prompts, list)
-    if many and prompts and isinstance(prompts[0], str | list):
-        return per_prompt * len(prompts)
-    return per_prompt
+    return per_prompt * (_prompts(body.get("prompt")) if endpoint == COMPLETIONS else 1)
 
 
-def _dumps(body: Mapping[str, Any]) -> bytes:
-    # ASCII, as lone surrogates cannot be encoded otherwise.
-    return json.dumps(body, separators=(",", ":")).encode()
+def _prompts(prompt: Any) -> int:
+    """A list of numbers is one prompt."""
+    if isinstance(prompt, LargeValue):
+        first = next(iter(elements_of(prompt)), None)
+        return prompt.count() if isinstance(first, str | list | LargeValue) else 1
+    many = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
+    return len(prompt) if many else 1

@@ -70,6 +70,8 @@ class Recorder:
                                  trained: forwarded, not recorded
     client_gone                  requests whose agent left before the answer was complete;
                                  ``client_gone_tokens``
+    unseen_answers               training requests that a server was asked, and that ended before it
+                                 told of a token: what it sampled for them is in no count
     streams                      answers sent as server-sent events
     sampling_overridden          requests that asked for other sampling than the run's, and lost;
                                  ``sampling_overridden.temperature`` etc.: by parameter
@@ -87,7 +89,8 @@ class Recorder:
     moved                        requests sent again to another server, after a failure of the first
     servers_out                  servers that left the rotation
     dangerous                    requests that broke several servers, and are not sent any more
-    aborted                      requests whose rollout, attempt or step had ended before the answer
+    aborted                      requests whose rollout, attempt or step had ended before they had
+                                 their answer; ``aborted_tokens``: of streams, as far as they came
     refused_while_paused         requests that came between two steps, when the servers sleep
     without_token_ids            answers 200 that lacked token ids: the request failed
     not_supported                requests for an endpoint that returns no token ids
@@ -215,10 +218,16 @@ class Recorder:
         if recorded.is_train:
             self._counts[f"{name}_tokens"] += len(recorded.call.response_ids)
 
-    def count_tokens(self, name: str, n_tokens: int, *, is_train: bool) -> None:
-        """Count sampled tokens that became no call."""
-        if is_train:
+    def count_lost(self, name: str, n_tokens: int, *, is_train: bool) -> None:
+        """Count the sampled tokens of an answer that became no call.
+
+        Args:
+            n_tokens: 0: the answer told of none.
+        """
+        if is_train and n_tokens:
             self.count(f"{name}_tokens", n_tokens)
+        elif is_train:
+            self.count("unseen_answers")
 
     def count(self, name: str, more: int = 1) -> None:
         with self._lock:

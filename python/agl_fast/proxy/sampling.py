@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from agl_fast.proxy.fields import CHAT, EXPLICIT, FIELDS, NEUTRAL, RUN, Endpoint, has_effect
+from agl_fast.proxy.large_json import decoded, elements_of, members_of
+from agl_fast.proxy.request_values import is_on, unquoted
 
 PhaseName: TypeAlias = Literal["train", "val"]
 
@@ -88,54 +90,39 @@ def bent_by(sampling: Mapping[str, Any]) -> list[str]:
 
 def has_strict_tools(body: Mapping[str, Any]) -> bool:
     """Whether vLLM forbids all that is no call of them, which the trainer knows nothing of."""
-    tools = body.get("tools")
-    return isinstance(tools, list) and any(_is_strict(tool) for tool in tools)
+    return any(_is_strict(tool) for tool in elements_of(body.get("tools")))
 
 
-def loosened(tools: list[Any]) -> list[Any]:
+def loosened(tools: Any) -> list[Any]:
     """The tools, none of them strict."""
-    return [
-        {**tool, "function": {**tool["function"], "strict": False}} if _is_strict(tool) else tool
-        for tool in tools
-    ]
+    return [_loosened(tool) if _is_strict(tool) else tool for tool in elements_of(tools)]
+
+
+def _loosened(tool: Any) -> dict[str, Any]:
+    members = members_of(tool) or {}
+    return {**members, "function": {**(members_of(members["function"]) or {}), "strict": False}}
 
 
 def _is_strict(tool: Any) -> bool:
-    function = tool.get("function") if isinstance(tool, dict) else None
-    return isinstance(function, dict) and is_on(function.get("strict"))
+    function = members_of((members_of(tool) or {}).get("function"))
+    return function is not None and is_on(function.get("strict"))
 
 
 def sampling_of(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
     """The sampling parameters of a request, without those at their neutral value."""
-    kept = {name: body[name] for name in (*RUN, *_LIMITS) if body.get(name) is not None}
+    kept = {name: decoded(body[name]) for name in (*RUN, *_LIMITS) if body.get(name) is not None}
     for name, field in FIELDS[endpoint].items():
         if field.treatment in ("neutral", "form") and has_effect(field, body.get(name)):
-            kept[name] = body[name]
+            kept[name] = decoded(body[name])
     if has_strict_tools(body):
         kept[STRICT_TOOLS] = True
     return kept
 
 
-def is_on(value: Any) -> bool:
-    """Whether vLLM reads a JSON value as true: also numbers other than 0, "true", "1", "yes"."""
-    if isinstance(value, str):
-        return value.strip().lower() in ("1", "on", "t", "true", "y", "yes")
-    return bool(value)
-
-
-def number(value: Any) -> int | None:
-    """A JSON value as vLLM reads an integer: also 2.0 and "2". None: it is none."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, str):
-        try:
-            return int(value)
-        except ValueError:
-            return None
-    return value if isinstance(value, int) else None
-
-
 def _same(name: str, theirs: Any, ours: Any) -> bool:
+    if isinstance(ours, bool):
+        return is_on(theirs) == ours
+    theirs = unquoted(theirs)
     if name == "top_k" and ours <= 0:
         return bool(theirs in (-1, 0))
     return bool(theirs == ours)

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import aiohttp
 from aiohttp import web
 
+from agl_fast.printable import shown
 from agl_fast.proxy import replies
 from agl_fast.proxy.agent_connections import AgentConnection, AgentServer
 from agl_fast.proxy.answer_checks import (
@@ -38,12 +39,13 @@ from agl_fast.proxy.fleet import Fleet, NoServerError, Server
 from agl_fast.proxy.flights import AbortedError, Flight, Flights, SilentServerError
 from agl_fast.proxy.health import HealthMonitor
 from agl_fast.proxy.incoming import origin_of, split_path
+from agl_fast.proxy.large_json import in_thread_if_large
 from agl_fast.proxy.limits import HttpLimits, RefusedBodyError, read_limited
 from agl_fast.proxy.notices import Notices
 from agl_fast.proxy.outgoing import BadRequestError, Outgoing, read_body, recordable
 from agl_fast.proxy.recorder import Recorder
 from agl_fast.proxy.sampling import Phase
-from agl_fast.proxy.tries import DangerousRequestError, first_answer
+from agl_fast.proxy.tries import DangerousRequestError, first_answer, may_have_sampled
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ _UNKNOWN_ROLLOUT = (
     "another run. Agents get their base_url from the resource main_llm of their own rollout"
 )
 _UNKNOWN_MODEL = (
-    "the servers know no model {asked!r}: ask for {ours!r}, the `model` of the resource main_llm"
+    "the servers know no model {asked}: ask for {ours!r}, the `model` of the resource main_llm"
 )
 _MISNAMED_MODEL = (
     "the vLLM servers do not know the policy by the name {name!r} (404): check "
@@ -216,6 +218,9 @@ class ProxyServer:
             return reply
         except BadRequestError as error:
             return self._fail(exchange, "bad_requests", 400, "invalid_request_error", str(error))
+        except RecursionError:
+            message = "the body is not a JSON object: it is nested too deeply"
+            return self._fail(exchange, "bad_requests", 400, "invalid_request_error", message)
         except UnknownRolloutError as error:
             return self._fail(exchange, "unknown_rollouts", 404, "not_found_error", str(error))
         except PausedError as error:
@@ -332,7 +337,7 @@ class ProxyServer:
         body = await read_limited(request, self._http_limits)
 
         async def ask(server: Server) -> web.StreamResponse:
-            response = await self._send(request, flight, server, path, body or None)
+            response = await self._send(request, flight, server, path, [body] if body else None)
             async with response:
                 await exchange.require_working(response)
                 return await exchange.forward(response)
@@ -352,9 +357,10 @@ class ProxyServer:
         # A proxy without a daemon knows no version: all of its calls count.
         origin.is_train = phase.name == "train" or phase.policy_version is None
         raw = await read_limited(request, self._http_limits)
-        body = read_body(raw)
+        body, outgoing = await in_thread_if_large(
+            len(raw), _read_request, raw, path, phase, origin.trainable
+        )
         fleet, asked = self.fleet, body.get("model")
-        outgoing = recordable(body, path, phase, trainable=origin.trainable)
         if flight.rollout_id and outgoing.recorded:
             outgoing = replace(outgoing, body={**outgoing.body, **usage_options(body)})
         self._notices.count(outgoing)
@@ -362,6 +368,16 @@ class ProxyServer:
             self.recorder.count("unrecorded")
 
         async def ask(server: Server) -> web.StreamResponse:
+            exchange.is_counted = False
+            try:
+                return await answer_of(server)
+            except BaseException as error:
+                is_recorded = bool(flight.rollout_id) and outgoing.recorded
+                if is_recorded and not exchange.is_counted and may_have_sampled(flight, error):
+                    exchange.count_lost(error, 0, origin)
+                raise
+
+        async def answer_of(server: Server) -> web.StreamResponse:
             names_policy = asked in (None, fleet.model_name)
             sent = outgoing.for_model(server.model) if names_policy else outgoing
             origin.sampling = sent.sampling
@@ -372,7 +388,7 @@ class ProxyServer:
                 )
             async with response:
                 await exchange.require_working(response)
-                if response.status != 200 or not flight.rollout_id or not sent.recorded:
+                if response.status >= 300 or not flight.rollout_id or not sent.recorded:
                     return await exchange.forward(response)
                 collector = AnswerCollector(_asked(body, sent, origin, path), limits)
                 if response.content_type == "text/event-stream":
@@ -411,7 +427,7 @@ class ProxyServer:
         if asked in (None, fleet.model_name):
             message = _MISNAMED_MODEL.format(name=server.model)
         else:
-            message = _UNKNOWN_MODEL.format(asked=asked, ours=fleet.model_name)
+            message = _UNKNOWN_MODEL.format(asked=shown(asked), ours=fleet.model_name)
         self.unknown_models[message] += 1
         return replies.error(404, "not_found_error", message)
 
@@ -452,10 +468,11 @@ class ProxyServer:
         flight: Flight,
         server: Server,
         path: str,
-        body: bytes | None,
+        body: Sequence[bytes | memoryview] | None,
     ) -> aiohttp.ClientResponse:
         assert self._connections is not None
         with flight.waiting():
+            flight.is_sent = True
             response = await self._connections.request(
                 server,
                 request.method,
@@ -466,6 +483,13 @@ class ProxyServer:
             )
         flight.has_begun = True
         return response
+
+
+def _read_request(
+    raw: bytes, path: Endpoint, phase: Phase, trainable: bool
+) -> tuple[dict[str, Any], Outgoing]:
+    body = read_body(raw)
+    return body, recordable(body, path, phase, trainable=trainable)
 
 
 def _asked(body: dict[str, Any], outgoing: Outgoing, origin: Origin, path: Endpoint) -> Asked:

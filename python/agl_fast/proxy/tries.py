@@ -15,8 +15,9 @@ from agl_fast.proxy.exchange import (
     Exchange,
     FailedAnswerError,
 )
-from agl_fast.proxy.fleet import Fleet, NoServerError, Server
+from agl_fast.proxy.fleet import Fleet, NoServerError, Server, request_key
 from agl_fast.proxy.flights import Flight, SilentServerError
+from agl_fast.proxy.large_json import in_thread_if_large
 from agl_fast.proxy.recorder import Recorder
 
 # So many servers are asked for one request. Clients of OpenAI's send it again twice.
@@ -55,8 +56,11 @@ async def first_answer(
     tried: list[Server] = []
     suspects: list[tuple[Server, Exception]] = []
     failure: Exception | None = None
+    key: bytes | None = None
     while True:
-        if fleet.is_dangerous(body):
+        if fleet.has_broken:
+            key = key or await in_thread_if_large(len(body), request_key, body)
+        if key is not None and fleet.is_dangerous(key):
             raise DangerousRequestError(
                 "servers broke on this request one after another and have not answered since: it "
                 "is not sent to another one"
@@ -77,7 +81,9 @@ async def first_answer(
                 reply = await ask(server)
             except (UnreachableError, BrokenAnswerError, SilentServerError) as error:
                 if error.breaks_connection:
-                    fleet.broke(body, server, flight.sent_at)
+                    if key is None:
+                        key = await in_thread_if_large(len(body), request_key, body)
+                    fleet.broke(key, server, flight.sent_at)
                 failure = error
                 is_certain = True
             except (BadAnswerError, FailedAnswerError) as error:
@@ -103,6 +109,15 @@ async def first_answer(
                 suspects.append((server, failure))
         if exchange.has_begun or len(tried) == SERVERS_A_REQUEST:
             raise failure
+
+
+def may_have_sampled(flight: Flight, failure: BaseException) -> bool:
+    """Whether the server may have sampled tokens for a request that failed so."""
+    if isinstance(failure, UnreachableError):
+        return failure.breaks_connection
+    if isinstance(failure, FailedAnswerError):
+        return failure.response.status >= 500
+    return flight.is_sent
 
 
 def _counted(failure: Exception) -> str:

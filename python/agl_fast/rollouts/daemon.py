@@ -371,6 +371,9 @@ class AgentModeDaemon:
     ) -> tuple[DataProto, dict[str, Any]]:
         """The rows of all rollouts, and metrics.
 
+        The proxy aborts every request and answers none until the next data, so that the numbers
+        have what comes to nothing by that.
+
         Args:
             max_prompt_length: P, at least 1.
             max_response_length: R, at least 1.
@@ -401,6 +404,9 @@ class AgentModeDaemon:
     ) -> tuple[agl_fast.Batch, dict[str, Any]]:
         """``get_train_data_batch`` with an ``agl_fast.Batch`` in place of verl's DataProto."""
         running = self._finished_batch(is_train=True)
+        self._end_requests()
+        # What is left is of rollouts that nobody enqueued.
+        self.llm_proxy.recorder.forget_all()
         if notice := self.failures.add(running.finished):
             print(f"agl_fast: step {global_steps}: {notice}", flush=True)
         metrics = run_metrics(
@@ -458,10 +464,18 @@ class AgentModeDaemon:
         self._stale = set(batch.running)
         if self._loop is None:
             return
-        limit = self._deadlines.cancel
         if self._stale:
+            limit = self._deadlines.cancel
             self._loop.run(batch.cancel(), what="cancelling rollouts", limit=limit)
-        self._loop.run(self.llm_proxy.pause(), what="aborting requests", limit=limit)
+        self._end_requests()
+
+    def _end_requests(self) -> None:
+        """Abort every request, and answer none until the next data."""
+        if self.store is not None:
+            self.llm_proxy.serve_none()
+        if self._loop is not None:
+            limit = self._deadlines.cancel
+            self._loop.run(self.llm_proxy.pause(), what="aborting requests", limit=limit)
 
     def _finished_batch(self, *, is_train: bool) -> RunningBatch:
         if self.is_train != is_train:

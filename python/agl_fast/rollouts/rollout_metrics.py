@@ -32,12 +32,15 @@ _COUNTED = (
 LOST_TOKENS = (
     "refused_tokens",
     "client_gone_tokens",
+    "aborted_tokens",
     "incomplete_tokens",
     "duplicate_tokens",
     "discarded_tokens",
     "late_tokens",
     "forgotten_tokens",
 )
+# Of training requests alone.
+_OF_TRAINING = (*LOST_TOKENS, "unseen_answers")
 
 
 class ProxyCounts:
@@ -60,7 +63,7 @@ class ProxyCounts:
             {
                 name: count
                 for name, count in self._recorder.reset_counts().items()
-                if self._is_train or name in LOST_TOKENS
+                if self._is_train or name in _OF_TRAINING
             }
         )
         self._is_train = is_train
@@ -70,7 +73,7 @@ class ProxyCounts:
     def so_far(self) -> dict[str, int]:
         """Counts of the current training step."""
         self._counts.update(self._recorder.reset_counts())
-        return {**dict.fromkeys(LOST_TOKENS, 0), **self._counts}
+        return {**dict.fromkeys(_OF_TRAINING, 0), **self._counts}
 
 
 def run_metrics(
