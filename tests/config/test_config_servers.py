@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="needs the extra [cpu]")
 from omegaconf import OmegaConf
 
 from agl_fast.verl.config import compose
-from agl_fast.verl.config.servers import served_model_name
+from agl_fast.verl.config.servers import ENGINE_KWARGS, served_model_name
 from support.verl_settings import documented
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of verl, vLLM and what they import
@@ -144,3 +144,25 @@ def test_no_grammar_constrains_every_answer_of_a_mistral_model(
     assert vllm.tokenizer_mode == (expected or given["tokenizer_mode"])
     assert any("constrains every answer" in line for line in found.lines) == (not given)
     assert "tokenizer_mode" not in composed().actor_rollout_ref.rollout.engine_kwargs.vllm
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("max_model_len", 50, "replace actor_rollout_ref.rollout.max_model_len=None"),
+        ("logprobs_mode", "raw_logits", "replace actor_rollout_ref.rollout.logprobs_mode="),
+        ("tensor_parallel_size", 2, "actor_rollout_ref.rollout.tensor_model_parallel_size=1"),
+        ("api_key", "secret", "agents' key is agentlightning.proxy.api_key"),
+        ("max_num_seq", 4, "did you mean max_num_seqs?"),
+        ("foo_bar", 1, "expected an argument of vllm serve"),
+    ],
+)
+def test_engine_arguments_that_would_end_the_servers(name: str, value: Any, expected: str) -> None:
+    settings = documented(
+        **{f"{ENGINE_KWARGS}.{name}".replace(".", "__"): value}, actor_rollout_ref__model__path="m"
+    )
+    with pytest.raises(ValueError, match="expected") as caught:
+        compose(settings, device="cuda")
+    assert str(caught.value).startswith(f"{ENGINE_KWARGS}.{name}")
+    assert expected in str(caught.value)
+    assert "secret" not in str(caught.value)
