@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="needs the extra [cpu]")
 from omegaconf import OmegaConf
 
 from agl_fast.verl.config import compose
-from agl_fast.verl.config.servers import ENGINE_KWARGS, served_model_name
+from agl_fast.verl.config.servers import ENGINE_KWARGS, answer_limit, served_model_name
 from support.verl_settings import documented
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of verl, vLLM and what they import
@@ -166,3 +166,24 @@ def test_engine_arguments_that_would_end_the_servers(name: str, value: Any, expe
     assert str(caught.value).startswith(f"{ENGINE_KWARGS}.{name}")
     assert expected in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [
+        ({}, 256),  # data.max_response_length
+        ({"actor_rollout_ref__rollout__response_length": 100}, 100),
+        ({f"{ENGINE}override_generation_config": {"max_new_tokens": 77}}, 77),
+        ({f"{ENGINE}override_generation_config": '{"max_new_tokens": 78}'}, 78),
+        ({f"{ENGINE}override_generation_config": {"top_p": 1.0}}, None),
+    ],
+)
+def test_the_servers_cut_answers_whatever_a_request_says(
+    changes: dict[str, Any], limit: int | None
+) -> None:
+    """vLLM's min(request, override): a longer max_tokens of an agent does not count."""
+    from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
+
+    config = compose(documented(**changes), device="cuda").config
+    assert answer_limit(config) == limit
+    assert get_max_tokens(9000, 5000, 10, {}, limit) == (limit or 5000)

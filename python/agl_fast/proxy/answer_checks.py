@@ -63,11 +63,14 @@ class ModelLimits:
         vocabulary_size: rows of the model's embedding; ids are below it.
         context_length: the longest prompt and answer together (vLLM's ``max_model_len``).
         end_ids: ids that end an answer without being a ``stop_reason`` (the tokenizer's EOS).
+        max_tokens: of every answer, whatever the request's limit (vLLM's
+            ``override_generation_config``).
     """
 
     vocabulary_size: int | None = None
     context_length: int | None = None
     end_ids: frozenset[int] = frozenset()
+    max_tokens: int | None = None
 
     @property
     def longest_answer(self) -> int:
@@ -215,12 +218,13 @@ def finish_reason(
     if len(response_ids) and not asked.ignores_end and int(response_ids[-1]) in limits.end_ids:
         return said
     context = limits.context_length
-    if asked.max_tokens is not None and len(response_ids) >= asked.max_tokens:
+    most = min((n for n in (asked.max_tokens, limits.max_tokens) if n is not None), default=None)
+    if most is not None and len(response_ids) >= most:
         return "length"
     if context is not None and n_prompt + len(response_ids) >= context:
         return "length"
     # Nothing else ends an answer, once the ids that do and both limits are known.
-    if limits.end_ids and context is not None and asked.max_tokens is not None:
+    if limits.end_ids and context is not None and most is not None:
         return "abort"
     return said
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
@@ -72,6 +73,21 @@ def served_model_name(config: DictConfig) -> str:
         return named
     # vLLM answers to each name of a list.
     return str(named[0]) if named else str(config.actor_rollout_ref.model.path)
+
+
+def answer_limit(config: DictConfig) -> int | None:
+    """The most tokens of an answer, whatever a request's max_tokens; None: the servers set none.
+
+    verl starts its servers with `max_new_tokens` in `override_generation_config`, which vLLM takes
+    as a limit, not as a default.
+    """
+    generation = _engine_kwargs(config).get("override_generation_config")
+    if generation is None:
+        return int(config.actor_rollout_ref.rollout.response_length)
+    if isinstance(generation, str):
+        generation = json.loads(generation)
+    limit = generation.get("max_new_tokens")
+    return None if limit is None else int(limit)
 
 
 def tool_options(multi_turn_format: str) -> dict[str, bool | str]:
