@@ -17,7 +17,12 @@ from verl import DataProto
 import agl_fast
 from agl_fast.proxy.answer_checks import ModelLimits
 from agl_fast.recording import RunRecorder
-from agl_fast.rollouts.batch_runner import RunningBatch, rollout_requests, samples_of
+from agl_fast.rollouts.batch_runner import (
+    RunningBatch,
+    require_json,
+    rollout_requests,
+    samples_of,
+)
 from agl_fast.rollouts.daemon_settings import (
     check_arguments,
     model_entry,
@@ -269,9 +274,12 @@ class AgentModeDaemon:
 
         Raises:
             ValueError: there are no samples, or no servers.
+            TypeError: the store is served, and a sample has a value that JSON cannot hold.
             RuntimeError: the store failed. OSError: the proxy cannot start.
         """
         samples = samples_of(data)
+        if self.store is not None and self.store.capabilities.get("zero_copy"):  # it is served
+            require_json(samples)
         if not server_addresses:
             raise ValueError("server_addresses is empty: there is nobody to answer the agents")
         self.clear_data_and_server()
