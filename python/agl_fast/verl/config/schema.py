@@ -36,7 +36,9 @@ Fraction = Annotated[float, Field(ge=0, le=1), Range("a number from 0 to 1")]
 PositiveFraction = Annotated[float, Field(gt=0, le=1), Range("a number above 0, at most 1")]
 # What an HTTP header can hold.
 HeaderKey = Annotated[
-    str, Field(pattern=r"^[!-~]+$"), Range("letters, digits and signs of ASCII, without spaces")
+    str,
+    Field(pattern=r"^[!-~]([ -~]*[!-~])?$"),
+    Range("printable ASCII without spaces at its ends"),
 ]
 Host = Annotated[str, Field(pattern=r"^[^\s/]+$"), Range("a host name or address, without http://")]
 
