@@ -19,7 +19,12 @@ from verl import DataProto
 import agl_fast
 from agl_fast.proxy.answer_checks import ModelLimits
 from agl_fast.recording import RunRecorder
-from agl_fast.rollouts.batch_runner import RunningBatch, rollout_requests, samples_of
+from agl_fast.rollouts.batch_runner import (
+    RunningBatch,
+    require_json,
+    rollout_requests,
+    samples_of,
+)
 from agl_fast.rollouts.daemon_settings import (
     check_arguments,
     model_entry,
@@ -292,9 +297,10 @@ class AgentModeDaemon:
 
         Raises:
             ValueError: there are no samples, or no servers.
+            TypeError: the store is served, and a sample has a value that JSON cannot hold.
             RuntimeError: the store failed. OSError: the proxy cannot start.
         """
-        samples = _samples(data, server_addresses)
+        samples = self._samples(data, server_addresses)
         self.clear_data_and_server()
         self.is_train = is_train
         rows = self._rows if is_train else None
@@ -314,10 +320,20 @@ class AgentModeDaemon:
         Raises:
             RuntimeError: in mode ``v0``, a batch runs already.
         """
-        samples = _samples(data, server_addresses)
+        samples = self._samples(data, server_addresses)
         if self.store is None and self._batches:
             raise RuntimeError("mode='v0' runs one batch at a time: end the other one first")
         return self._begin_batch(samples, server_addresses, self._new_rows() if is_train else None)
+
+    def _samples(
+        self, data: Mapping[str, Sequence[Any]], server_addresses: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        samples = samples_of(data)
+        if self.store is not None and self.store.capabilities.get("zero_copy"):  # it is served
+            require_json(samples)
+        if not server_addresses:
+            raise ValueError("server_addresses is empty: there is nobody to answer the agents")
+        return samples
 
     def _begin_batch(
         self,
@@ -582,15 +598,6 @@ class AgentModeDaemon:
         if running := len(batch.running):
             raise RuntimeError(f"{running} rollouts are running: call run_until_all_finished")
         return batch
-
-
-def _samples(
-    data: Mapping[str, Sequence[Any]], server_addresses: Sequence[str]
-) -> list[dict[str, Any]]:
-    samples = samples_of(data)
-    if not server_addresses:
-        raise ValueError("server_addresses is empty: there is nobody to answer the agents")
-    return samples
 
 
 async def _collect_all(collecting: Sequence[Coroutine[Any, Any, None]]) -> None:
