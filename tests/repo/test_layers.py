@@ -136,6 +136,24 @@ def test_foreign_imports(path):
     assert not wrong
 
 
+def uses_verls_trainer(path: Path) -> bool:
+    """Whether code, not a docstring or a message, names the module or the class."""
+    tree = ast.parse(path.read_text())
+    names = {
+        getattr(node, field, None)
+        for node in ast.walk(tree)
+        for field in ("id", "attr", "name")  # a variable, an attribute, an imported name
+    }
+    module = "verl.trainer.ppo.ray_trainer"
+    return "RayPPOTrainer" in names or any(is_within(name, module) for name in imports(path))
+
+
+def test_one_module_depends_on_verls_trainer():
+    """verl has deprecated RayPPOTrainer: its replacement must cost one file."""
+    users = [relative(path) for path in MODULES if uses_verls_trainer(path)]
+    assert users == ["python/agl_fast/training/trainer.py"]
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "csrc").rglob("*.*")), ids=relative)
 def test_native_includes_point_down(path):
     room = path.parent.name
