@@ -408,7 +408,7 @@ class AgentModeDaemon:
         # What is left is of rollouts that nobody enqueued.
         self.llm_proxy.recorder.forget_all()
         if notice := self.failures.add(running.finished):
-            print(f"agl_fast: step {global_steps}: {notice}", flush=True)
+            logger.info("step %s: %s", global_steps, notice)
         metrics = run_metrics(
             running.finished,
             self._rows.counts + Counter(running.counts),
@@ -443,7 +443,7 @@ class AgentModeDaemon:
         """
         rollouts = self._finished_batch(is_train=False).finished
         if notice := Failures().add(rollouts):
-            print(f"agl_fast: validation: {notice}", flush=True)
+            logger.info("validation: %s", notice)
         self.validated_rollouts = [
             ValidatedRollout.of(each, self.reward_fillna_value) for each in rollouts
         ]
