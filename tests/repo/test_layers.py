@@ -19,7 +19,7 @@ PACKAGE = ROOT / "python" / "agl_fast"
 
 # Top to bottom: a room uses itself and the rooms below it. `agl_fast/__init__.py` opens them all.
 STOREYS = [
-    {"quickstart", "commands", "__main__"},
+    {"quickstart", "commands", "doctor", "__main__"},
     {"algorithm"},
     {"runner"},  # in the processes of the agents
     # what starts a run, and what says whether one could start
@@ -30,7 +30,6 @@ STOREYS = [
         "tools.dry_run",
         "tools.replay",
         "tools.export",
-        "doctor",
     },
     {"training"},
     {"rollouts"},
@@ -114,9 +113,9 @@ def may_import(user: str, used: str) -> bool:
     if used in FACTS_OF_ENGINES:
         return storey_of(user) <= storey_of("verl")
     if any(is_within(used, room) for room in (PLATFORM, "tree")):
-        return storey_of(user) == storey_of("verl.entrypoint")  # it names its workers
+        return storey_of(user) <= storey_of("verl.entrypoint")  # it names its workers
     if is_within(used, "verl.gpu_workers"):
-        return storey_of(user) == storey_of("verl.entrypoint")
+        return storey_of(user) <= storey_of("verl.entrypoint")
     if any(is_within(used, room) for room in ANNEXES):
         return False
     return storey_of(user) <= storey_of(used) < NOWHERE
