@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +30,24 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 settings.register_profile("agl_fast", deadline=None, print_blob=True, max_examples=60)
 settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=1000)
 settings.load_profile("agl_fast")
+
+# What the extras [cpu] and [verl] bring, and `make core-tests` does without.
+OF_EXTRAS = (
+    "agentlightning|aiohttp|httpx|hydra|msgspec|matplotlib|omegaconf|openai|psutil|pydantic|ray|"
+    "tensordict|tokenizers|torchdata|transformers|verl|vllm|yaml"
+)
+MISSING = re.compile(rf"No module named '({OF_EXTRAS})\b")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Any:
+    """Without the extras, skip a module that imports what they bring."""
+    report = yield
+    found = MISSING.search(str(report.longrepr)) if report.failed else None
+    if found and importlib.util.find_spec("verl") is None:
+        reason = f"Skipped: needs the extra [cpu] or [verl], for {found[1]}"
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, reason)
+    return report
 
 
 @pytest.fixture

@@ -8,7 +8,14 @@ import pytest
 import agl_fast
 
 HEAVY = {"torch", "numpy", "verl", "ray", "vllm"}
-NEED_EXTRAS = {"AgentLightningTrainer", "AgentModeDaemon", "LLMProxy", "VERL"}
+NEED_EXTRAS = {
+    "AgentLightningTrainer",
+    "AgentModeDaemon",
+    "ConcurrentRunner",
+    "LLMProxy",
+    "RolloutTracer",
+    "VERL",
+}
 
 
 def heavy_modules_after(statement: str) -> set[str]:

@@ -32,6 +32,7 @@ OURS = {"agl_fast", "examples", "benchmarks", "pytest"}
 INLINE = re.compile(r"`((?:[A-Z_]+=\S+ )*(?:(?:\.venv/bin/)?python -m |make |pytest )[^`]+)`")
 # Environment variables that commands are given, by what reads them.
 VARIABLES = {"MODEL", "DEVICE", "LEVEL", "AGL_CUDA", "CUDA_VISIBLE_DEVICES"}
+NEED_EXTRAS = {"export", "replay", "--store"}  # sub-commands and options
 VARIABLES |= {"AGL_CURRENT_ROLE", "AGL_SERVER_HOST", "AGL_SERVER_PORT"}
 
 
@@ -88,6 +89,8 @@ def test_a_command_of_the_documentation(page, command, tmp_path, monkeypatch, ca
         require_options_of("pytest", arguments)
     elif program == "python" and arguments[:1] == ["-m"]:
         module, *options = arguments[1:]
+        if module.startswith("examples") or NEED_EXTRAS & set(options):
+            pytest.importorskip("verl", reason="needs the extra [cpu] or [verl]")
         if module == "agl_fast":
             monkeypatch.chdir(tmp_path)  # what the command writes stays there
             require_command(options, capsys)

@@ -10,6 +10,8 @@ import torch
 from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 
+pytest.importorskip("agentlightning", reason="needs the extra [cpu] or [verl]")
+
 import agl_fast
 from benchmarks.agentlightning_daemon import Daemon, columns_of, tensors_of
 from benchmarks.conversations import (

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("agentlightning", reason="needs the extra [cpu] or [verl]")
+
 import agl_fast
 from benchmarks.agentlightning_daemon import Daemon, columns_of, tensors_of
 from benchmarks.conversations import Conversation, for_agentlightning, for_agl_fast

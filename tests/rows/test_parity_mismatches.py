@@ -2,6 +2,8 @@
 
 import pytest
 
+pytest.importorskip("agentlightning", reason="needs the extra [cpu] or [verl]")
+
 import agl_fast
 from benchmarks.agentlightning_daemon import Daemon
 from benchmarks.conversations import Conversation, for_agentlightning, for_agl_fast
