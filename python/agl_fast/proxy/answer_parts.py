@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from agl_fast.proxy import large_json
 from agl_fast.proxy.large_json import LargeValue
+
+T = TypeVar("T")
 
 
 # Fields that are named here are all that is decoded of an answer. Ids stay raw text for the native
@@ -90,18 +94,24 @@ def _large_choice(choice: LargeValue) -> ChoicePart:
 
 def _log_probs(log_probs: LargeValue) -> LogProbLists:
     members = log_probs.member_texts()
-    content, numbers = members.get("content"), members.get("token_logprobs")
-    if content is not None and content.is_array:
-        tokens: list[TokenLogProb] = []
-        for run in content.runs():
-            tokens += _TOKENS.decode(run if isinstance(run, bytes) else run.as_array())
-        return LogProbLists(content=tokens)
-    if content is None and numbers is not None and numbers.is_array:
-        values: list[float | None] = []
-        for run in numbers.runs():
-            values += _NUMBERS.decode(run if isinstance(run, bytes) else run.as_array())
-        return LogProbLists(token_logprobs=values)
-    return _LOG_PROBS.decode(_object_of(LogProbLists, members))
+    lists = {
+        name: members.pop(name)
+        for name in ("content", "token_logprobs")
+        if name in members and members[name].is_array
+    }
+    found = _LOG_PROBS.decode(_object_of(LogProbLists, members))
+    if "content" in lists:
+        found.content = _elements(_TOKENS, lists["content"])
+    if "token_logprobs" in lists:
+        found.token_logprobs = _elements(_NUMBERS, lists["token_logprobs"])
+    return found
+
+
+def _elements(decoder: msgspec.json.Decoder[list[T]], array: LargeValue) -> list[T]:
+    elements: list[T] = []
+    for run in array.runs():
+        elements += decoder.decode(run if isinstance(run, bytes) else run.as_array())
+    return elements
 
 
 def _object_of(
