@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from agl_fast.proxy import large_json
@@ -234,7 +234,15 @@ def outcome(text: bytes) -> Any:
     return response_id, repr(choices)
 
 
+BOTH_LISTS = {
+    "id": "x",
+    "prompt_token_ids": [1, 2],
+    "choices": [{"token_ids": [1], "logprobs": {"token_logprobs": ["x"], "content": []}}],
+}
+
+
 @given(ANSWERS)
+@example(BOTH_LISTS)
 @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 def test_a_large_answer_is_read_as_a_small_one(answer: dict[str, Any]) -> None:
     text = json.dumps(answer).encode()

@@ -160,7 +160,8 @@ def test_what_bypass_cannot_do_is_refused(wrong, value):
     refused = configured(**{"bypass_mode": True, wrong: value}).algorithm
     with pytest.raises(ValueError, match=f"rollout_correction.{wrong}='{value}'"):
         require_supported(refused)
-    require_supported(configured(**{wrong: value}).algorithm)
+    alone = configured(**{wrong: value}, rollout_rs_threshold="0.5_2")
+    require_supported(alone.algorithm)
     require_supported(configured(bypass_mode=True).algorithm)
 
 

@@ -31,9 +31,12 @@ def require_supported(algorithm: DictConfig) -> None:
     """
     correction = algorithm.get("rollout_correction") or {}
     key = "algorithm.rollout_correction"
+    if correction.get("bypass_mode"):
+        _require_supported_bypass(correction, key)
     _try_out(correction, key)
-    if not correction.get("bypass_mode"):
-        return
+
+
+def _require_supported_bypass(correction: Mapping[str, Any], key: str) -> None:
     if correction.get("loss_type", "ppo_clip") != "ppo_clip":
         raise ValueError(
             f"{key}.loss_type={correction['loss_type']!r} with {key}.bypass_mode=true: expected "
