@@ -56,7 +56,12 @@ class GroupSchedule:
         return self.max_staleness - (version - oldest)
 
     def step(
-        self, complete: Sequence[GroupT], running: Iterable[Scheduled], version: int
+        self,
+        complete: Sequence[GroupT],
+        running: Iterable[Scheduled],
+        version: int,
+        *,
+        waits: bool = True,
     ) -> list[GroupT] | None:
         """The groups that the next step trains, in the order of starting.
 
@@ -67,6 +72,7 @@ class GroupSchedule:
             complete: groups whose rollouts have all ended.
             running: the others.
             version: the policy version that the update starts from.
+            waits: False: take `n_groups` complete groups, whatever the others' staleness.
 
         Returns:
             `n_groups` groups, or all of them if there are fewer; None: wait for a running group.
@@ -79,7 +85,7 @@ class GroupSchedule:
             return None
         slacks = sorted(self.slack(each, version) for each in [*postponed, *running])
         # Of the k-th postponed group, k // n_groups steps come first.
-        if any(slack < 1 + k // self.n_groups for k, slack in enumerate(slacks)):
+        if waits and any(slack < 1 + k // self.n_groups for k, slack in enumerate(slacks)):
             return None
         return sorted(taken, key=lambda each: each.number)
 
