@@ -98,6 +98,7 @@ def serve_bytes(port: Connection) -> None:
 
 
 def serve_proxy(server_port: int, port: Connection) -> None:
+    from agl_fast.proxy.announced import AnnouncedRollout
     from agl_fast.proxy.fleet import Fleet
     from agl_fast.proxy.limits import HttpLimits
     from agl_fast.proxy.sampling import Phase, SamplingPolicy
@@ -108,7 +109,9 @@ def serve_proxy(server_port: int, port: Connection) -> None:
     server = ProxyServer(api_key=None, timeout_seconds=600.0, http_limits=limits)
     entry = {"api_base": f"http://127.0.0.1:{server_port}/v1"}
     server.fleet = Fleet([{"model_name": "policy", "litellm_params": entry}])
-    server.phase = Phase("train", 1, SamplingPolicy(temperature=1.0, top_p=1.0, top_k=-1))
+    phase = Phase("train", SamplingPolicy(temperature=1.0, top_p=1.0, top_k=-1))
+    server.policy_version = 1
+    server.announced.others = AnnouncedRollout(phase, 1)
     port.send(ServingThread(server).start("127.0.0.1", None))
     threading.Event().wait()
 

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl_fast.proxy.answer_checks import Asked, BadAnswerError, ModelLimits, usage_options
+from agl_fast.proxy.answer_checks import Asked, BadAnswerError, ModelLimits
 from agl_fast.proxy.answers import AnswerCollector, Choice, read_answer
+from agl_fast.proxy.engines import vllm
+from agl_fast.proxy.engines.base import CHAT, COMPLETIONS
 from agl_fast.proxy.events import EventReader
 from support.answer_events import chat, event, role, text, token, usage
 
@@ -27,12 +29,12 @@ def body(*choices: dict[str, Any], **more: Any) -> bytes:
 
 def refusal(answer: bytes, *args: Any) -> BadAnswerError:
     with pytest.raises(BadAnswerError) as caught:
-        read_answer(answer, *args)
+        read_answer(answer, vllm, *args)
     return caught.value
 
 
 def one(answer: bytes, *args: Any) -> Choice:
-    _, (choice,) = read_answer(answer, *args)
+    _, (choice,) = read_answer(answer, vllm, *args)
     return choice
 
 
@@ -144,11 +146,11 @@ def test_a_large_answer_that_is_refused_is_named_as_a_small_one() -> None:
 def test_tokens_of_a_refused_answer_are_those_that_can_be(n: Any) -> None:
     """The number goes into metrics: it is believed where a choice can have so many."""
     limits = ModelLimits(context_length=50)
-    collector = AnswerCollector(None, limits)
+    collector = AnswerCollector(vllm, None, limits)
     with pytest.raises(BadAnswerError):
         collector.read_whole(body({"token_ids": [1, 2]}, usage={"completion_tokens": n}))
     assert collector.n_sampled == 2
-    collector = AnswerCollector(None, limits)
+    collector = AnswerCollector(vllm, None, limits)
     with pytest.raises(BadAnswerError):
         collector.read_whole(body({"token_ids": [1, 2]}, usage={"completion_tokens": 50}))
     assert collector.n_sampled == 50
@@ -205,7 +207,7 @@ def test_too_few_choices(n: int) -> None:
 def test_usage_is_of_all_choices() -> None:
     both = ({"token_ids": [1, 2]}, {"token_ids": [3]})
     asked = Asked(choices=2)
-    _, choices = read_answer(body(*both, usage={"completion_tokens": 3}), asked)
+    _, choices = read_answer(body(*both, usage={"completion_tokens": 3}), vllm, asked)
     assert [len(each.response_ids) for each in choices] == [2, 1]
     assert refusal(body(*both, usage={"completion_tokens": 2}), asked).cause == "usage"
 
@@ -311,7 +313,7 @@ def test_finish_reason(
     ],
 )
 def test_the_limit_that_a_request_sets(sent: Any, is_chat: bool, limit: Any) -> None:
-    assert Asked.of(sent, sent, is_chat=is_chat, choices=1).max_tokens == limit
+    assert vllm.asked(sent, sent, CHAT if is_chat else COMPLETIONS, 1).max_tokens == limit
 
 
 @pytest.mark.parametrize(
@@ -347,7 +349,7 @@ def test_log_probs_of_a_prompt_without_echo_are_too_many() -> None:
 
 
 def collect(events: list[dict[str, Any]], asked: Asked | None = None) -> list[Choice]:
-    collector = AnswerCollector(asked)
+    collector = AnswerCollector(vllm, asked)
     for each in events:
         collector.add(json.dumps(each).encode())
     assert collector.complete
@@ -440,7 +442,7 @@ def test_usage_of_every_event() -> None:
 
 def test_an_echo_is_text_without_ids() -> None:
     events = [role(), text("the last message"), token(3, **END), usage(1)]
-    asked = Asked.of({}, {"echo": True}, is_chat=True, choices=1)
+    asked = vllm.asked({}, {"echo": True}, CHAT, 1)
     assert collect(events, asked)[0].response_ids.tolist() == [3]
 
 
@@ -486,7 +488,7 @@ def test_any_split_of_a_stream_gives_the_same_rows(
         raw += b"".join(b"data: " + line.encode() + line_end for line in lines) + line_end
     raw += b"data: [DONE]" + line_end * 2 + b"\n"
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=12)))
-    reader, collector = EventReader(), AnswerCollector(Asked(choices=len(ids)))
+    reader, collector = EventReader(), AnswerCollector(vllm, Asked(choices=len(ids)))
     passed, n_done = b"", 0
     for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):
         for each in reader.feed(raw[begin:end]):
@@ -532,14 +534,16 @@ def test_an_id_that_is_lost_within_an_event_is_refused(data: st.DataObject) -> N
 
 def test_streams_are_asked_for_their_usage() -> None:
     asked = {"stream_options": {"include_usage": True, "continuous_usage_stats": False}}
-    assert usage_options({"stream": True}) == asked
-    assert usage_options({"stream": True, "stream_options": None}) == asked
-    assert usage_options({"stream": True, "stream_options": {"include_usage": False}}) == asked
+    assert vllm.usage_options({"stream": True}) == asked
+    assert vllm.usage_options({"stream": True, "stream_options": None}) == asked
+    assert vllm.usage_options({"stream": True, "stream_options": {"include_usage": False}}) == asked
     more = {"include_usage": False, "continuous_usage_stats": True}
-    assert usage_options({"stream": True, "stream_options": more}) == asked
-    assert usage_options({"stream": True, "stream_options": {"include_usage": True}}) == {}
-    assert usage_options({"stream": True, "stream_options": "x"}) == {}  # the server refuses it
-    assert usage_options({}) == usage_options({"stream": False}) == {}
+    assert vllm.usage_options({"stream": True, "stream_options": more}) == asked
+    assert vllm.usage_options({"stream": True, "stream_options": {"include_usage": True}}) == {}
+    assert (
+        vllm.usage_options({"stream": True, "stream_options": "x"}) == {}
+    )  # the server refuses it
+    assert vllm.usage_options({}) == vllm.usage_options({"stream": False}) == {}
 
 
 def test_large_log_prob_arrays_keep_their_type() -> None:

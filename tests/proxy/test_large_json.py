@@ -12,16 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agl_fast.proxy import large_json
-from agl_fast.proxy.answer_checks import BadAnswerError, claimed_tokens, ids_in
+from agl_fast.proxy.answer_checks import BadAnswerError
 from agl_fast.proxy.answers import read_answer
-from agl_fast.proxy.fields import CHAT, COMPLETIONS
+from agl_fast.proxy.engines import vllm
+from agl_fast.proxy.engines.base import CHAT, COMPLETIONS
 from agl_fast.proxy.large_json import LargeValue, decoded, encoded, read_object
 from agl_fast.proxy.media import media_of
 from agl_fast.proxy.outgoing import read_body, recordable
-from agl_fast.proxy.sampling import Phase, SamplingPolicy, has_strict_tools
+from agl_fast.proxy.sampling import Phase, SamplingPolicy
 from support.json_values import TEXT, VALUES
 
-TRAIN = Phase("train", 1, SamplingPolicy(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=9))
+TRAIN = Phase("train", SamplingPolicy(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=9))
 
 
 @contextmanager
@@ -108,10 +109,10 @@ def conversations(draw: Any) -> Any:
 @given(conversations())
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_media_are_found_in_large_messages(messages: Any) -> None:
-    expected = media_of(messages)
+    expected = media_of(messages, vllm.MEDIA_REFERENCE)
     with everything_is_large(20):
         body = read_object(json.dumps({"messages": messages, "a": 1}).encode())
-        found = media_of(body["messages"])
+        found = media_of(body["messages"], vllm.MEDIA_REFERENCE)
     # A part may hold several: which one is named is not said.
     assert (found is None) == (expected is None)
 
@@ -154,14 +155,14 @@ def test_a_large_request_goes_out_as_a_small_one(
     from dataclasses import replace
 
     assert TRAIN.sampling is not None
-    at_hand = Phase(phase, 1, replace(TRAIN.sampling, enforce=enforce))
-    expected = recordable(sent, CHAT, at_hand, trainable=True)
+    at_hand = Phase(phase, replace(TRAIN.sampling, enforce=enforce))
+    expected = recordable(sent, CHAT, at_hand, vllm, trainable=True)
     with everything_is_large():
         body = read_body(json.dumps(sent).encode())
-        found = recordable(body, CHAT, at_hand, trainable=True)
+        found = recordable(body, CHAT, at_hand, vllm, trainable=True)
         assert rewritten(dict(found.body)) == expected.body
         assert found.sampling == expected.sampling
-        assert has_strict_tools(body) == has_strict_tools(sent)
+        assert vllm.has_strict_tools(body) == vllm.has_strict_tools(sent)
     for name in ("recorded", "capped", "choices", "unenforced", "replaced", "unknown", "seeded"):
         assert getattr(found, name) == getattr(expected, name), name
     assert found.overridden.keys() == expected.overridden.keys()
@@ -180,10 +181,10 @@ def test_a_large_request_goes_out_as_a_small_one(
 )
 def test_prompts_are_counted(prompt: Any, choices: int) -> None:
     sent = {"prompt": prompt, "n": 2}
-    assert recordable(sent, COMPLETIONS, TRAIN, trainable=True).choices == choices
+    assert recordable(sent, COMPLETIONS, TRAIN, vllm, trainable=True).choices == choices
     with everything_is_large():
         body = read_body(json.dumps(sent).encode())
-        assert recordable(body, COMPLETIONS, TRAIN, trainable=True).choices == choices
+        assert recordable(body, COMPLETIONS, TRAIN, vllm, trainable=True).choices == choices
 
 
 LOG_PROB = st.sampled_from([-0.5, -1, 0, None, -9999.0, "x", True, 1e300])
@@ -227,7 +228,7 @@ ANSWERS = st.fixed_dictionaries(
 def outcome(text: bytes) -> Any:
     """What is read, or why it is refused."""
     try:
-        response_id, choices = read_answer(text)
+        response_id, choices = read_answer(text, vllm)
     except BadAnswerError as error:
         return error.cause, None if error.cause == "unreadable" else str(error)
     return response_id, repr(choices)
@@ -237,7 +238,7 @@ def outcome(text: bytes) -> Any:
 @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 def test_a_large_answer_is_read_as_a_small_one(answer: dict[str, Any]) -> None:
     text = json.dumps(answer).encode()
-    expected, tokens = outcome(text), (ids_in(text), claimed_tokens(text, 100))
+    expected, tokens = outcome(text), (vllm.ids_in(text), vllm.claimed_tokens(text, 100))
     with everything_is_large(16):
         assert outcome(text) == expected
-        assert (ids_in(text), claimed_tokens(text, 100)) == tokens
+        assert (vllm.ids_in(text), vllm.claimed_tokens(text, 100)) == tokens

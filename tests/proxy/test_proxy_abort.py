@@ -38,7 +38,8 @@ def proxy(fake, store):
 
     proxy = LLMProxy(model_list=[fake.model_entry()], store=store)
     asyncio.run(proxy.start())
-    proxy.begin("train", 1, None)
+    proxy.policy_version = 1
+    proxy.announce(["ro-1", "ro-2", "ro-3"], "train", None)
     yield proxy
     asyncio.run(proxy.stop())
 
@@ -128,6 +129,7 @@ def test_a_new_attempt_ends_the_requests_of_the_one_before(fake, proxy, store):
         return rollout.rollout_id, rollout.attempt.attempt_id, again.attempt.attempt_id
 
     rollout_id, first, second = asyncio.run(two_attempts())
+    proxy.announce([rollout_id], "train", None)
     with asking(proxy, rollout_id, first) as answers:
         wait_until(lambda: len(fake.requests) == 1)
         assert ask(proxy, rollout_id, second).status_code == 200
@@ -148,7 +150,7 @@ def test_while_servers_sleep_nothing_reaches_them(fake, proxy):
     assert len(fake.requests) == 1
     counts = {"aborted": 1, "unseen_answers": 1, "refused_while_paused": 1}
     assert proxy.recorder.counts == counts
-    proxy.begin("train", 2, None)
+    proxy.resume()
     assert ask(proxy, "ro-1", "at-1").status_code == 200
 
 

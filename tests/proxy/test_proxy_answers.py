@@ -9,6 +9,7 @@ import pytest
 
 from agl_fast.proxy.answer_checks import Asked, BadAnswerError
 from agl_fast.proxy.answers import AnswerCollector, read_answer
+from agl_fast.proxy.engines import vllm
 from agl_fast.proxy.events import EventReader
 from agl_fast.proxy.fleet import Fleet
 from agl_fast.proxy.recorder import RecordedCall, Recorder
@@ -39,12 +40,12 @@ def answer_of(**choice):
 def test_echoed_prompt_s_log_probs_are_cut_off():
     log_probs = {"token_logprobs": [None, -1.0, -0.25]}
     answer = answer_of(index=0, token_ids=[7], logprobs=log_probs)
-    _, (choice,) = read_answer(answer, Asked(echo=True))
+    _, (choice,) = read_answer(answer, vllm, Asked(echo=True))
     assert choice.log_probs.tolist() == [-0.25]
 
 
 def test_empty_response_is_an_answer():
-    _, (choice,) = read_answer(answer_of(index=0, token_ids=[], logprobs={"content": []}))
+    _, (choice,) = read_answer(answer_of(index=0, token_ids=[], logprobs={"content": []}), vllm)
     assert choice.response_ids.shape == choice.log_probs.shape == (0,)
 
 
@@ -63,11 +64,11 @@ def test_empty_response_is_an_answer():
 )
 def test_anything_else_is_an_error(body):
     with pytest.raises(BadAnswerError):
-        read_answer(body)
+        read_answer(body, vllm)
 
 
 def test_parts_of_a_stream_make_the_whole():
-    collector = AnswerCollector(Asked(choices=2))
+    collector = AnswerCollector(vllm, Asked(choices=2))
     collector.add(b'{"id": "x", "prompt_token_ids": [1], "choices": [{"index": 0}, {"index": 1}]}')
     for position in range(3):
         for index in (1, 0):
@@ -92,7 +93,7 @@ def test_recorder_forgets():
     recorder.add("ro", "at", [recorded("a"), recorded("b")])
     recorder.withdraw("ro", "at", ["a", "never"])
     assert recorder.counts == {"recorded": 1, "client_gone_tokens": 1}
-    recorder.forget_all()
+    recorder.forget_all_but()
     assert recorder.take("ro", "at") == []
     counts = {"recorded": 1, "client_gone_tokens": 1, "forgotten": 1, "forgotten_tokens": 1}
     assert recorder.reset_counts() == counts

@@ -165,7 +165,7 @@ def test_a_single_failure_takes_no_server_out_of_rotation():
         for _ in range(3):
             fakes[0].answer_next(Answer(status=500))
             for index in range(6):
-                proxy.server.fleet.forget_rollouts()
+                proxy.server.fleet.forget([f"ro-{i}" for i in range(8)])
                 assert proxy.post(rollout=f"ro-{index}").status_code == 200
         assert "servers_out" not in proxy.counts
 
@@ -253,7 +253,7 @@ def test_requests_to_a_frozen_server_move(look_often):
         frozen.is_frozen = False
         frozen.respond = lambda request: Answer()
         wait_until(lambda: proxy.server.fleet.servers[0].is_in_rotation)
-        proxy.server.fleet.forget_rollouts()  # a new step
+        proxy.server.fleet.forget([f"ro-{i}" for i in range(8)])  # a new step
         run_rollouts(proxy, 8)
         assert len(frozen.requests) > n_requests
 

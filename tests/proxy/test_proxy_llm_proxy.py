@@ -121,16 +121,20 @@ def test_resource_of_one_attempt(proxy):
 def test_phases(proxy, fake):
     asyncio.run(proxy.start())
     resource = proxy.as_resource()
-    proxy.begin("train", 7, SamplingPolicy(temperature=0.8, top_p=1.0, top_k=-1, max_tokens=9))
+    sampling = SamplingPolicy(temperature=0.8, top_p=1.0, top_k=-1, max_tokens=9)
+    proxy.policy_version = 7
+    proxy.announce(["ro-1", "ro-2"], "train", sampling)
     call(resource, "ro-1", "at-1")
     assert proxy.recorder.take("ro-1", "at-1")[0].call.policy_version == 7
     assert (fake.bodies()[0]["temperature"], fake.bodies()[0]["max_tokens"]) == (0.8, 9)
     call(resource, "ro-2", "at-1")
-    proxy.begin("val", 7, None)
-    assert proxy.recorder.take("ro-2", "at-1") == []
-    assert proxy.recorder.counts["forgotten"] == 1
+    proxy.announce(["ro-3"], "val", None)
     call(resource, "ro-3", "at-1")
     assert "temperature" not in fake.bodies()[2]
+    asyncio.run(proxy.close(["ro-1", "ro-2"]))
+    assert proxy.recorder.take("ro-2", "at-1") == []
+    assert proxy.recorder.counts["forgotten"] == 1
+    assert len(proxy.recorder.take("ro-3", "at-1")) == 1
 
 
 def test_port_in_use_is_an_error(proxy, fake):
@@ -200,13 +204,15 @@ class OneCallEach(agentlightning.Algorithm):
         proxy, store = self.get_llm_proxy(), self.get_store()
         await proxy.start()
         try:
-            proxy.begin("train", 1, None)
+            proxy.policy_version = 1
             resources = await store.add_resources({"main_llm": proxy.as_resource()})
-            enqueued = [
-                await store.enqueue_rollout(task, resources_id=resources.resources_id)
-                for task in train_dataset
-            ]
-            rollout_ids = [rollout.rollout_id for rollout in enqueued]
+            with proxy.announcing():
+                enqueued = [
+                    await store.enqueue_rollout(task, resources_id=resources.resources_id)
+                    for task in train_dataset
+                ]
+                rollout_ids = [rollout.rollout_id for rollout in enqueued]
+                proxy.announce(rollout_ids, "train", None)
             await store.wait_for_rollouts(rollout_ids=rollout_ids, timeout=30)
             self.found = []
             for rollout_id in rollout_ids:

@@ -10,7 +10,6 @@ import openai
 import pytest
 
 import agl_fast
-from agl_fast.proxy.sampling import Phase
 from support.fake_openai_server import Answer, FakeOpenAIServer, prompt_ids_of
 from support.running_proxy import CHAT, POLICY, RunningProxy, running_proxy, say
 
@@ -224,7 +223,7 @@ def test_strict_tools_do_not_bend_what_training_samples(fake, proxy):
     proxy.post(tools=tools)
     proxy.post(tools=tools[1:])
     proxy.post(tools=tools, headers={"X-AGL-Train": "0"})
-    proxy.server.phase = Phase("val", 3, POLICY)
+    proxy.serve_all("val", POLICY)
     proxy.post(tools=tools)
     loose = {**tools[0], "function": {**tools[0]["function"], "strict": False}}
     assert [body["tools"] for body in fake.bodies()] == [
@@ -241,7 +240,7 @@ def test_seeds_of_training_requests_are_counted_and_left(fake, proxy, caplog):
     proxy.train()
     for headers in (None, {"X-AGL-Train": "0"}, None):
         proxy.post(seed=7, headers=headers)
-    proxy.server.phase = Phase("val", 3, POLICY)
+    proxy.serve_all("val", POLICY)
     proxy.post(seed=7)
     assert [body["seed"] for body in fake.bodies()] == [7] * 4
     assert proxy.counts["seeded"] == 2
@@ -259,7 +258,7 @@ def test_what_rows_cannot_hold_is_refused_in_training_only(fake, proxy, kind):
     assert "X-AGL-Train" in refused.json()["error"]["message"]
     assert fake.requests == []
     assert proxy.post(messages=messages, headers={"X-AGL-Train": "0"}).status_code == 200
-    proxy.server.phase = Phase("val", 3, POLICY)
+    proxy.serve_all("val", POLICY)
     assert proxy.post(messages=messages).status_code == 200
 
 
@@ -280,7 +279,7 @@ def test_sampling_allowed_to_agents(fake, proxy):
 
 
 def test_validation_keeps_what_agents_ask_for(fake, proxy):
-    proxy.server.phase = Phase("val", 4, replace(POLICY, temperature=0.0))
+    proxy.serve_all("val", replace(POLICY, temperature=0.0), 4)
     proxy.post(temperature=0.7)
     proxy.post()
     assert [body["temperature"] for body in fake.bodies()] == [0.7, 0.0]

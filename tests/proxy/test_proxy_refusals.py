@@ -201,7 +201,7 @@ def test_a_late_answer_is_counted(fake: Any, proxy: RunningProxy) -> None:
     proxy.post()
     assert proxy.take() == []
     assert proxy.counts == {"recorded": 1, "late": 1, "late_tokens": 3}
-    proxy.server.recorder.forget_all()
+    proxy.server.recorder.forget_all_but()
     proxy.post()
     assert len(proxy.take()) == 1
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import openai
 import pytest
 
-from agl_fast.proxy.fields import CHAT, COMPLETIONS, EXPLICIT, FIELDS, NEUTRAL
+from agl_fast.proxy.engines import vllm
+from agl_fast.proxy.engines.vllm import CHAT, COMPLETIONS, EXPLICIT, FIELDS, NEUTRAL
 from agl_fast.proxy.sampling import Phase, bent_by
 from support.fake_openai_server import Answer, FakeOpenAIServer
 from support.running_proxy import POLICY, RunningProxy, running_proxy, say
@@ -65,15 +66,15 @@ def fake(shared) -> FakeOpenAIServer:
 @pytest.fixture
 def proxy(shared) -> RunningProxy:
     _, running = shared
-    running.server.recorder.forget_all()
+    running.server.recorder.forget_all_but()
     running.server.recorder.reset_counts()
-    running.server.rollouts = None
+    running.server.announced.close(running.server.announced.ids)
     running.train()
     return running
 
 
 def validate(proxy: RunningProxy) -> None:
-    proxy.server.phase = Phase("val", 3, replace(POLICY, temperature=0.0))
+    proxy.serve_all("val", replace(POLICY, temperature=0.0))
 
 
 def only_body(fake: FakeOpenAIServer) -> dict:
@@ -103,7 +104,7 @@ def test_training_replaces_what_bends_the_distribution(fake, proxy, path, name):
     proxy.post(path, **{name: VALUES[name]})
     assert only_body(fake).get(name) == EXPLICIT.get(name)
     assert proxy.counts[f"sampling_overridden.{name}"] == 1
-    assert bent_by(proxy.take()[0].call.sampling) == []
+    assert bent_by(proxy.take()[0].call.sampling, vllm) == []
 
 
 @pytest.mark.parametrize(("path", "name"), cases("neutral"))
@@ -112,7 +113,7 @@ def test_training_that_leaves_sampling_to_agents_counts_it(fake, proxy, path, na
     proxy.post(path, **{name: VALUES[name]})
     assert only_body(fake)[name] == VALUES[name]
     assert proxy.counts[f"sampling_deviating.{name}"] == 1
-    assert bent_by(proxy.take()[0].call.sampling) == [name]
+    assert bent_by(proxy.take()[0].call.sampling, vllm) == [name]
 
 
 @pytest.mark.parametrize("enforce", [True, False])
@@ -125,7 +126,7 @@ def test_the_form_of_an_answer_is_the_agent_s_and_counted(fake, proxy, path, nam
     assert proxy.counts["sampling_unenforced"] == 1
     assert proxy.counts[f"sampling_unenforced.{name}"] == 1
     assert f"Agents set {name}" in caplog.text
-    assert bent_by(proxy.take()[0].call.sampling) == [name]
+    assert bent_by(proxy.take()[0].call.sampling, vllm) == [name]
 
 
 @pytest.mark.parametrize(("path", "name"), cases("refused"))
@@ -228,8 +229,8 @@ def test_strict_tools_as_vllm_reads_them(fake, proxy, strict):
     assert fake.bodies()[1]["tools"][0]["function"]["strict"] == strict
     assert proxy.counts["sampling_unenforced.tools.function.strict"] == 1
     loose, bent = proxy.take()
-    assert bent_by(loose.call.sampling) == []
-    assert bent_by(bent.call.sampling) == ["tools.function.strict"]
+    assert bent_by(loose.call.sampling, vllm) == []
+    assert bent_by(bent.call.sampling, vllm) == ["tools.function.strict"]
 
 
 @pytest.mark.parametrize("n", [2, 2.0, "2"])
@@ -312,11 +313,12 @@ def test_a_404_names_the_model_to_ask_for(fake, proxy):
     assert "served_model_name" in misnamed
     assert "'policy'" in misnamed
     assert proxy.counts == {"client_errors": 2, "unknown_models": 2}
-    assert set(proxy.server.unknown_models.values()) == {1}
+    assert set(proxy.server.announced.others.unknown_models.values()) == {1}
 
 
 def test_rollouts_that_are_not_in_the_batch_are_refused(fake, proxy):
-    proxy.server.rollouts = frozenset({"ro-1"})
+    proxy.server.announced.announce(["ro-1"], Phase("train", POLICY), 3)
+    proxy.server.announced.others = None
     assert proxy.post(attempt="a retry").status_code == 200
     refused = proxy.post(rollout="ro-of-somebody")
     assert refused.status_code == 404
@@ -412,7 +414,7 @@ def test_switches_that_are_off_change_nothing(fake, proxy, value):
     proxy.train(enforce=False)
     proxy.post(ignore_eos=value, tools=[{"function": {"name": "f", "strict": value}}])
     assert [name for name in proxy.counts if name.startswith("sampling")] == []
-    assert all(bent_by(each.call.sampling) == [] for each in proxy.take())
+    assert all(bent_by(each.call.sampling, vllm) == [] for each in proxy.take())
     assert proxy.counts["recorded"] == 3
 
 
@@ -522,7 +524,7 @@ def test_what_bends_nothing_is_recorded_without_a_word(fake, proxy, fields):
     assert asked == (True, True, 0)
     assert body.get("include_reasoning", True) is True
     (recorded,) = proxy.take()
-    assert bent_by(recorded.call.sampling) == []
+    assert bent_by(recorded.call.sampling, vllm) == []
     assert not any(each.startswith("sampling") for each in proxy.counts)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs the extra [cpu]")
 
-from agl_fast.proxy.fields import CHAT, COMPLETIONS, EXPLICIT, FIELDS, NEUTRAL, RUN
+from agl_fast.proxy.engines.vllm import CHAT, COMPLETIONS, EXPLICIT, FIELDS, NEUTRAL, RUN
 
 # Fields that vLLM ignores, and that OpenAI's clients send.
 OPENAI_ONLY = {
@@ -25,7 +25,7 @@ def classes():
 
 @pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS])
 def test_every_field_of_vllm_is_in_the_table_and_the_table_has_no_others(classes, endpoint):
-    """A new vLLM brings a field: decide in fields.py what training does with it."""
+    """A new vLLM brings a field: decide in engines/vllm.py what training does with it."""
     assert set(classes[endpoint].model_fields) == set(FIELDS[endpoint]) - OPENAI_ONLY
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl_fast.proxy.request_values import is_on, number, unquoted
+from agl_fast.proxy.engines.vllm import is_on, number, unquoted
 
 pydantic = pytest.importorskip("pydantic", reason="needs the extra [cpu]")
 INTEGER = pydantic.TypeAdapter(int)

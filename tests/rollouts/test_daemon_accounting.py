@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 
+from agl_fast.proxy.announced import AnnouncedRollout
+from agl_fast.proxy.sampling import Phase
 from agl_fast.rollouts.rollout_metrics import LOST_TOKENS
 from support.daemon_runs import HELLO, daemon_bench, scripted_runners
 from support.fake_openai_server import Answer
@@ -143,7 +145,7 @@ def test_calls_of_rollouts_that_nobody_enqueued_count_in_the_step() -> None:
     with daemon_bench(train_rollout_n=1) as bench:
         bench.enqueue(1)
         proxy = bench.daemon.llm_proxy
-        proxy._server.rollouts = None  # as before the daemon has said which ones exist
+        proxy._server.announced.others = AnnouncedRollout(Phase("train"))
         url = proxy.as_resource().get_base_url("ro-of-nobody", "at-1")
         body = {"model": "policy", "messages": say("hi")}
         httpx.post(f"{url}/chat/completions", json=body, timeout=20.0).raise_for_status()

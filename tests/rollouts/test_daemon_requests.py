@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx
 import pytest
 
-from support.daemon_runs import AgentModeDaemon, daemon_bench
+from support.daemon_runs import AgentModeDaemon, daemon_bench, scripted_runners
 from support.fake_openai_server import Answer, FakeOpenAIServer
-from support.running_proxy import say
+from support.running_proxy import say, wait_until
 
 
 def ask_for(run, rollout_id: str, attempt_id: str = "at-1", **body) -> httpx.Response:
@@ -118,22 +120,37 @@ def test_servers_are_asked_by_their_own_name_and_agents_by_the_run_s():
         assert {body["model"] for body in bench.fake.bodies()} == {"served"}
 
 
-def test_calls_of_others_that_came_before_the_batch_was_known_are_discarded():
+def test_calls_that_came_before_the_batch_was_known_wait_until_it_is():
     with FakeOpenAIServer() as fake, daemon_bench(train_rollout_n=1) as bench:
         bench.fake = fake
         enqueue = bench.daemon._source.enqueue
 
-        async def a_stranger_is_faster(requests):
-            url = bench.daemon.llm_proxy.as_resource().get_base_url("ro-x", "at-1")
+        async def agents_are_faster(requests):
+            rollouts = await enqueue(requests)
+            for rollout_id in (rollouts[0].rollout_id, "ro-x"):
+                asking.append(asyncio.create_task(ask(rollout_id)))
+            flights = bench.daemon.llm_proxy._server.flights
+            await asyncio.to_thread(wait_until, lambda: len(list(flights)) == 2)
+            assert fake.requests == []
+            return rollouts
+
+        async def ask(rollout_id):
+            url = bench.daemon.llm_proxy.as_resource().get_base_url(rollout_id, "at-1")
             async with httpx.AsyncClient() as client:
                 answer = await client.post(
                     url + "/chat/completions", json={"messages": say("hi")}, timeout=10
                 )
-            assert answer.status_code == 200
-            return await enqueue(requests)
+            statuses.append(answer.status_code)
 
-        bench.daemon._source.enqueue = a_stranger_is_faster
-        _, metrics = bench.train(lambda run: run.ask("a") and 1.0, 1)
-    assert metrics["training/proxy/discarded"] == 1
-    assert metrics["training/proxy/discarded_tokens"] == 3
+        asking: list[asyncio.Task[None]] = []
+        statuses: list[int] = []
+        bench.daemon._source.enqueue = agents_are_faster
+        bench.enqueue(1)
+        wait_until(lambda: len(statuses) == 2)
+        with scripted_runners(bench.store, lambda run: run.ask("a") and 1.0):
+            bench.daemon.run_until_all_finished(verbose=False)
+        _, metrics = bench.rows()
+    assert sorted(statuses) == [200, 404]
+    assert metrics["training/proxy/unknown_rollouts"] == 1
+    assert metrics["training/proxy/discarded_tokens"] == 3  # its attempt was another one
     assert metrics["training/n_rollouts"] == 1

@@ -10,9 +10,10 @@ from typing import Any
 
 import httpx
 
+from agl_fast.proxy.announced import AnnouncedRollout
 from agl_fast.proxy.fleet import Fleet
 from agl_fast.proxy.recorder import RecordedCall
-from agl_fast.proxy.sampling import Phase, SamplingPolicy
+from agl_fast.proxy.sampling import Phase, PhaseName, SamplingPolicy
 from agl_fast.proxy.server import ProxyServer
 from agl_fast.proxy.serving import ServingThread
 from agl_fast.verl.supervision.waits import Limit
@@ -33,7 +34,14 @@ class RunningProxy:
         return self.server.recorder.counts
 
     def train(self, **changes: Any) -> None:
-        self.server.phase = Phase("train", 3, replace(POLICY, **changes))
+        self.serve_all("train", replace(POLICY, **changes))
+
+    def serve_all(
+        self, phase: PhaseName, sampling: SamplingPolicy | None, version: int | None = 3
+    ) -> None:
+        """Every rollout belongs to the phase; none has to be announced."""
+        self.server.policy_version = version
+        self.server.announced.others = AnnouncedRollout(Phase(phase, sampling), version)
 
     def serve_from(self, *fakes: FakeOpenAIServer) -> None:
         self.server.fleet = Fleet([fake.model_entry() for fake in fakes])

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server in front of vLLM that keeps the token ids of every call."""
+"""An OpenAI-compatible server between agents and inference servers that keeps all token ids."""
 
 from __future__ import annotations
 

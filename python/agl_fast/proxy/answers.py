@@ -1,4 +1,4 @@
-"""Token ids and log-probs out of vLLM's answers, complete or streamed."""
+"""Token ids and log-probs out of answers, complete or streamed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,9 @@ from agl_fast.proxy.answer_checks import (
     believed,
     check_vocabulary,
     checked_log_probs,
-    claimed_tokens,
-    explain_unreadable,
-    finish_reason,
-    has_text,
-    ids_in,
 )
-from agl_fast.proxy.answer_parts import ChoicePart, LogProbLists, decode_answer
+from agl_fast.proxy.engines.base import ChoicePart, Engine
+from agl_fast.proxy.engines.base import LogProbs as PartLogProbs
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +31,7 @@ class Choice:
     Attributes:
         prompt_ids, response_ids: int32, (N,).
         log_probs: float32, one for each of ``response_ids``, or None.
-        finish_reason: why sampling ended, which the answer may hide (``checks.finish_reason``).
+        finish_reason: why sampling ended, which the answer may hide (``Engine.finish_reason``).
         missing_log_probs: why ``log_probs`` is None: ``absent``, ``none`` or ``positive``.
     """
 
@@ -48,14 +44,14 @@ class Choice:
 
 
 def read_answer(
-    body: bytes, asked: Asked | None = None, limits: ModelLimits | None = None
+    body: bytes, engine: Engine, asked: Asked | None = None, limits: ModelLimits | None = None
 ) -> tuple[str, list[Choice]]:
     """The response id and the choices of a complete answer.
 
     Raises:
         BadAnswerError: as ``AnswerCollector.read_whole``.
     """
-    collector = AnswerCollector(asked, limits)
+    collector = AnswerCollector(engine, asked, limits)
     choices = collector.read_whole(body)
     return collector.response_id, choices
 
@@ -75,11 +71,15 @@ class AnswerCollector:
     """The choices of one answer, out of its parts.
 
     Args:
+        engine: of the server that answers.
         asked: facts of the request; None: one choice, and nothing known of it.
         limits: facts of the model; None: nothing known.
     """
 
-    def __init__(self, asked: Asked | None = None, limits: ModelLimits | None = None) -> None:
+    def __init__(
+        self, engine: Engine, asked: Asked | None = None, limits: ModelLimits | None = None
+    ) -> None:
+        self._engine = engine
         self.asked = asked or Asked()
         self._limits = limits or ModelLimits()
         self.response_id = ""
@@ -132,15 +132,15 @@ class AnswerCollector:
         try:
             return self._add(part)
         except BadAnswerError:
-            self._n_sampled = max(self._n_sampled, n_before + ids_in(part))
+            self._n_sampled = max(self._n_sampled, n_before + self._engine.ids_in(part))
             raise
 
     def _add(self, part: bytes) -> bool:
         try:
-            answer = decode_answer(part)
+            answer = self._engine.decode_answer(part)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             before = {index: len(parts.log_probs) for index, parts in self._parts.items()}
-            raise explain_unreadable(part, error, before) from error
+            raise self._engine.explain_unreadable(part, error, before) from error
         if not _is_missing(answer.error):
             self.failed = True
             return False
@@ -166,7 +166,7 @@ class AnswerCollector:
         try:
             self.add(body)
         except BadAnswerError:
-            claimed = claimed_tokens(body, self._limits.longest_answer)
+            claimed = self._engine.claimed_tokens(body, self._limits.longest_answer)
             self._n_sampled = max(self._n_sampled, claimed)
             raise
         return self.choices()
@@ -230,7 +230,7 @@ class AnswerCollector:
             )
 
     def _refuse_text_without_ids(self, part: bytes, parts: _Parts, index: int) -> None:
-        if self.asked.repeats_text or not has_text(part, index):
+        if self.asked.repeats_text or not self._engine.has_text(part, index):
             return
         detail = (
             f"choice {index} has text without token_ids: of this part of the answer 0 ids came, "
@@ -241,7 +241,7 @@ class AnswerCollector:
         raise BadAnswerError("token_ids", detail)
 
     def _add_log_probs(
-        self, index: int, parts: _Parts, log_probs: LogProbLists | None, n_ids: int
+        self, index: int, parts: _Parts, log_probs: PartLogProbs | None, n_ids: int
     ) -> None:
         """The part's log-probs: one for each of its ids, or none at all."""
         values = log_probs.values if log_probs is not None else []
@@ -266,7 +266,7 @@ class AnswerCollector:
         parts.log_probs += values or [None] * n_ids
 
     def _check_usage(self, n_tokens: int, indices: list[int]) -> None:
-        """vLLM counts the choices of an event (``continuous_usage_stats``), or all of them."""
+        """A usage counts the choices of its event, or all of them."""
         counted = [self._parts[index] for index in indices] or self._parts.values()
         n_ids = _count(counted)
         if len(counted) == len(self._parts):
@@ -318,13 +318,13 @@ class AnswerCollector:
         log_probs: LogProbs | None = None
         why: str | None = "absent"
         if parts.has_log_probs or not len(response_ids):
-            log_probs, why = checked_log_probs(index, parts.log_probs)
+            log_probs, why = checked_log_probs(index, parts.log_probs, self._engine)
         return Choice(
             index,
             prompt_ids,
             response_ids,
             log_probs,
-            finish_reason(
+            self._engine.finish_reason(
                 parts.finish_reason,
                 parts.stop_reason,
                 len(prompt_ids),

@@ -1,4 +1,4 @@
-"""Requests to the vLLM servers over pooled connections."""
+"""Requests to the servers over pooled connections."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from aiohttp import payload
 from agl_fast.proxy.fleet import Server
 from agl_fast.proxy.recorder import Recorder
 
-# vLLM's HTTP server closes a connection that was idle for 5 s: leave it before.
-KEEP_ALIVE_SECONDS = 4.0
 RETRIES = 2
 RETRY_SECONDS = 0.05
 _PIECE_BYTES = 256 << 10
@@ -38,16 +36,19 @@ class Connections:
 
     Args:
         connect_seconds: a server that does not accept a connection for so long cannot be reached.
+        keep_alive_seconds: connections that were idle for so long are not used again.
 
     Attributes:
         session: for requests of the proxy's own.
     """
 
-    def __init__(self, recorder: Recorder, connect_seconds: float) -> None:
+    def __init__(
+        self, recorder: Recorder, connect_seconds: float, keep_alive_seconds: float
+    ) -> None:
         self._recorder = recorder
         self._connect_seconds = connect_seconds
         self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_alive_seconds),
             cookie_jar=aiohttp.DummyCookieJar(),
             # The agent's headers go out, and nothing in their place where it sends none.
             skip_auto_headers=["Accept", "Accept-Encoding", "User-Agent"],

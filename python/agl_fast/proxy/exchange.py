@@ -13,6 +13,7 @@ import aiohttp
 from aiohttp import web
 
 from agl_fast.proxy import replies
+from agl_fast.proxy.announced import AnnouncedRollout
 from agl_fast.proxy.answer_checks import BadAnswerError, NoTokenIdsError
 from agl_fast.proxy.answers import AnswerCollector, Choice
 from agl_fast.proxy.events import EventReader
@@ -67,7 +68,9 @@ class Origin:
 
     Attributes:
         rollout_id, attempt_id: "" where the request names none.
-        is_train: it came in a training phase.
+        rollout: as it was announced.
+        policy_version: of the servers when the request was sent to the one that answers.
+        is_train: its tokens count when they are lost.
     """
 
     rollout_id: str
@@ -75,6 +78,7 @@ class Origin:
     trainable: bool
     agent: str | None
     started_at: float
+    rollout: AnnouncedRollout | None = None
     policy_version: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     is_train: bool = False
@@ -307,7 +311,16 @@ class Exchange:
             for choice in choices
         ]
         self.is_counted = True
-        return self._recorder.add(origin.rollout_id, origin.attempt_id, calls)
+        rollout = origin.rollout
+        added = self._recorder.add(
+            origin.rollout_id,
+            origin.attempt_id,
+            calls,
+            is_closed=rollout is not None and rollout.is_closed,
+        )
+        if rollout is not None:
+            rollout.recorded += len(added)
+        return added
 
     def _reply(self, response: aiohttp.ClientResponse) -> web.StreamResponse:
         headers = replies.headers_for_agent(response.headers, response.status)

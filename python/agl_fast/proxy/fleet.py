@@ -1,4 +1,4 @@
-"""The vLLM servers behind the proxy: which one a rollout uses, and which are out of rotation."""
+"""The inference servers: which one a rollout uses, and which are out of rotation."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from agl_fast.proxy.engines.base import MODEL_PREFIXES
 
-# litellm's names of OpenAI-compatible servers, in front of the model's own name.
-_PROVIDERS = ("hosted_vllm/", "openai/")
+logger = logging.getLogger(__name__)
 
 # A circuit breaker per server: so many failures in a row take it out of rotation. After a rest one
 # request probes it; the rest doubles each time the probe fails.
@@ -35,7 +34,7 @@ class NoServerError(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class Server:
-    """One vLLM server.
+    """One inference server.
 
     Attributes:
         url: without "/v1".
@@ -150,7 +149,7 @@ class Fleet:
         server.is_doubted = False
         if not server.is_in_rotation:
             server.is_silent, server.rests = False, 0
-            logger.warning("vLLM server %s answers again and is back in rotation.", server.url)
+            logger.warning("Server %s answers again and is back in rotation.", server.url)
 
     def failed(self, server: Server, rollout_id: str | None, why: object) -> bool:
         """The server failed a request; the rollout's next one chooses anew.
@@ -169,7 +168,7 @@ class Fleet:
         server.rests_until = server.failed_at + rest
         if leaves:
             logger.warning(
-                "vLLM server %s leaves the rotation after %d failures in a row (the last: %s); it "
+                "Server %s leaves the rotation after %d failures in a row (the last: %s); it "
                 "is tried again in %g s.",
                 server.url,
                 server.failures,
@@ -189,7 +188,7 @@ class Fleet:
         server.failed_at = time.monotonic()
         if leaves:
             logger.warning(
-                "vLLM server %s leaves the rotation: %s. It is back when it answers /health.",
+                "Server %s leaves the rotation: %s. It is back when it answers /health.",
                 server.url,
                 why,
             )
@@ -201,7 +200,7 @@ class Fleet:
         server.is_silent = server.is_doubted = False
         if was_silent and server.is_in_rotation:
             server.failed_at = _NEVER
-            logger.warning("vLLM server %s answers again and is back in rotation.", server.url)
+            logger.warning("Server %s answers again and is back in rotation.", server.url)
 
     def leave(self, server: Server, rollout_id: str | None) -> None:
         """Let the rollout's next request choose anew, and for a moment prefer other servers."""
@@ -212,7 +211,7 @@ class Fleet:
 
     @property
     def has_broken(self) -> bool:
-        """Whether any request broke a connection in this phase."""
+        """Whether any request broke a connection."""
         return bool(self._broken_by)
 
     def broke(self, key: bytes, server: Server, sent_at: float) -> None:
@@ -232,11 +231,13 @@ class Fleet:
         broken = self._broken_by.get(key, ())
         return sum(server.answered_at < at for server, at in broken) >= BROKEN_SERVERS
 
-    def forget_rollouts(self) -> None:
-        self._of_rollout = {}
-        self._broken_by = {}
-        for server in self.servers:
-            server.rollouts = 0
+    def forget(self, rollout_ids: Collection[str]) -> None:
+        """These rollouts have ended. Once there are no others, broken connections are forgotten."""
+        for rollout_id in rollout_ids:
+            if (server := self._of_rollout.pop(rollout_id, None)) is not None:
+                server.rollouts -= 1
+        if not self._of_rollout:
+            self._broken_by = {}
 
     def _move(self, rollout_id: str, server: Server) -> None:
         known = self._of_rollout.get(rollout_id)
@@ -265,7 +266,7 @@ def _server(entry: Mapping[str, Any]) -> Server:
         raise ValueError(f"model {entry['model_name']!r}: litellm_params has no api_base")
     model = parameters.get("model") or ""
     # One of them only: a model may have such a name, too.
-    provider = next((prefix for prefix in _PROVIDERS if model.startswith(prefix)), "")
+    provider = next((prefix for prefix in MODEL_PREFIXES if model.startswith(prefix)), "")
     return Server(
         url=str(api_base).rstrip("/").removesuffix("/v1"),
         model=model.removeprefix(provider) or entry["model_name"],

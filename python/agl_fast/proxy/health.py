@@ -14,7 +14,7 @@ from agl_fast.proxy.flights import Flights, SilentServerError
 from agl_fast.proxy.recorder import Recorder
 
 LOOK_SECONDS = 2.0
-# A server that has answered nothing for so long, while it has requests, is asked for /health.
+# A server that has answered nothing for so long, while it has requests, is asked for its health.
 QUIET_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
 # A busy machine may miss one.
@@ -22,15 +22,17 @@ MISSES_IN_A_ROW = 2
 
 
 class HealthMonitor:
-    """Takes servers that do not answer ``/health`` out of rotation, and brings them back.
+    """Takes servers whose health check fails out of rotation, and brings them back.
 
     Only servers that are suspicious are asked: an answer to an agent shows as well that one works.
 
     Args:
         fleet: the fleet of now.
         flights: the requests under way.
-        silent_seconds: requests to a server that has not answered ``/health`` for so long move to
+        silent_seconds: requests to a server whose health check has failed for so long move to
             another one, where one is in rotation; those whose answer has begun are cut off.
+        path: of the health check. A status of 500 and more means that it failed; a server may not
+            know the path.
     """
 
     def __init__(
@@ -40,12 +42,14 @@ class HealthMonitor:
         flights: Flights,
         recorder: Recorder,
         silent_seconds: float,
+        path: str,
     ) -> None:
         self._session = session
         self._fleet = fleet
         self._flights = flights
         self._recorder = recorder
         self._silent_seconds = silent_seconds
+        self._path = path
         self._misses: Counter[Server] = Counter()
         self._silent_since: dict[Server, float] = {}
 
@@ -68,12 +72,11 @@ class HealthMonitor:
         asked_at = time.monotonic()
         try:
             async with self._session.get(
-                f"{server.url}/health", timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+                f"{server.url}{self._path}", timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS)
             ) as answer:
-                # vLLM says 503 when its engine is dead. Other servers may not know the path.
-                why = f"/health says {answer.status}" if answer.status >= 500 else ""
+                why = f"{self._path} says {answer.status}" if answer.status >= 500 else ""
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-            why = f"/health does not answer: {error!r}"
+            why = f"{self._path} does not answer: {error!r}"
         if not why:
             del self._misses[server]
             self._silent_since.pop(server, None)

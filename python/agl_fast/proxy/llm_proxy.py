@@ -6,12 +6,15 @@ import asyncio
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal
 
+from agl_fast.proxy.announced import AnnouncedRollout
 from agl_fast.proxy.answer_checks import ModelLimits
+from agl_fast.proxy.engines import DEFAULT_ENGINE, Engine
 from agl_fast.proxy.fleet import Fleet
 from agl_fast.proxy.limits import HttpLimits
 from agl_fast.proxy.recorder import Recorder
@@ -35,16 +38,20 @@ LOOPBACK = "127.0.0.1"
 class LLMProxy(agentlightning.LLMProxy):
     """Serves the policy to agents and records their calls.
 
-    An OpenAI-compatible server on a thread of this process, in front of the vLLM servers of the
-    model list. Agents use the resource that ``as_resource`` returns: a request on the path of a
+    An OpenAI-compatible server on a thread of this process, in front of the servers of the model
+    list. Agents use the resource that ``as_resource`` returns: a request on the path of a
     rollout and attempt is answered with token ids, which ``recorder`` keeps until they are taken.
     ``X-AGL-Train: 0`` marks a call that is not trained (a judge on the same endpoint),
     ``X-AGL-Agent`` names the agent that makes it. A call in training that carries images, audio or
     video and is not so marked is refused (400): rows hold text only.
 
+    Phase and sampling belong to rollouts. ``announce`` opens rollouts, of several batches at the
+    same time; ``close`` ends them. Calls of other rollouts are refused (404), except before the
+    first announcement: until then every rollout is served, for validation.
+
     Args:
         port: None: the system chooses one at the first start.
-        model_list: one entry a vLLM server, as for Agent-lightning: ``model_name`` and
+        model_list: one entry a server, as for Agent-lightning: ``model_name`` and
             ``litellm_params`` with ``api_base`` (``http://host:port/v1/``), ``model`` (its own name
             there, after ``hosted_vllm/``) and ``api_key``.
         store: numbers the calls among the spans of their rollout.
@@ -57,7 +64,9 @@ class LLMProxy(agentlightning.LLMProxy):
         max_body_bytes, max_header_bytes, header_seconds, body_seconds, max_connections: as in
             ``agentlightning.proxy`` of the configuration.
         mode: ``v1``, or Agent-lightning's ``v0``: there is no store, no request names its rollout,
-            and none is recorded; answers have token ids, for the agents' own tracers.
+            and none is recorded; answers have token ids, for the agents' own tracers. Calls belong
+            to what was announced last.
+        engine: of the servers, a module of ``agl_fast.proxy.engines``.
 
     Attributes:
         start_limit, stop_limit: how long starting and stopping may take. The daemon sets them.
@@ -86,6 +95,7 @@ class LLMProxy(agentlightning.LLMProxy):
         body_seconds: float = HttpLimits.body_seconds,
         max_connections: int = HttpLimits.max_connections,
         mode: Literal["v0", "v1"] = "v1",
+        engine: str = DEFAULT_ENGINE,
     ) -> None:
         # The base class's own constructor sets up litellm's server; its methods that use that are
         # all replaced here.
@@ -103,12 +113,14 @@ class LLMProxy(agentlightning.LLMProxy):
             max_body_bytes, max_header_bytes, header_seconds, body_seconds, max_connections
         )
         self._mode = mode
+        self._engine_name = engine
         self._server = ProxyServer(
             api_key=api_key,
             timeout_seconds=timeout_seconds,
             move_after_seconds=move_after_seconds,
             http_limits=self._limits,
             ids_for_everybody=mode == "v0",
+            engine=engine,
         )
         self._thread: ServingThread | None = None
         self.update_model_list(list(model_list or []))
@@ -145,30 +157,77 @@ class LLMProxy(agentlightning.LLMProxy):
     def model_limits(self, limits: ModelLimits) -> None:
         self._server.limits = limits
 
-    def begin(self, phase: PhaseName, policy_version: int, sampling: SamplingPolicy | None) -> None:
-        """What the calls that start from now on belong to; call it before rollouts are enqueued.
+    @property
+    def engine(self) -> Engine:
+        return self._server.engine
 
-        Calls that nobody took, and which rollout used which server, are forgotten. Every rollout is
-        served until `serve_only` says which ones exist.
+    @property
+    def policy_version(self) -> int | None:
+        """Of the weights that the servers hold; None: unknown. Set it after a weight sync.
+
+        A recorded call has the version with which it was sent to the server that answered it.
         """
-        self.recorder.forget_all()
-        self._server.fleet.forget_rollouts()
-        self._server.rollouts = None
-        self._server.unknown_models = Counter()
-        self._server.phase = Phase(phase, policy_version, sampling)
-        self._server.is_paused = False
+        return self._server.policy_version
+
+    @policy_version.setter
+    def policy_version(self, version: int | None) -> None:
+        self._server.policy_version = version
+
+    @contextmanager
+    def announcing(self) -> Iterator[None]:
+        """Enqueue and announce rollouts in the block.
+
+        A runner may be faster than the announcement: calls of unknown rollouts wait until the block
+        ends.
+        """
+        self._refuse_others()
+        with self._server.announced.announcing():
+            yield
+
+    def announce(
+        self, rollout_ids: Collection[str], phase: PhaseName, sampling: SamplingPolicy | None
+    ) -> None:
+        """Open rollouts: their calls are answered and recorded until they are closed.
+
+        Args:
+            sampling: None: as agents ask, and as the servers fill in.
+        """
+        self._refuse_others()
+        announced, version = self._server.announced, self.policy_version
+        announced.announce(rollout_ids, Phase(phase, sampling), version)
+        if self._mode == "v0":
+            announced.others = AnnouncedRollout(Phase(phase, sampling), version)
+
+    def _refuse_others(self) -> None:
+        if self._mode == "v1":
+            self._server.announced.others = None
+
+    def refuse(self, rollout_ids: Collection[str]) -> None:
+        """Answer further calls of these rollouts with 404. Those under way go on."""
+        self._server.announced.refuse(rollout_ids)
+
+    async def close(self, rollout_ids: Collection[str]) -> None:
+        """End rollouts: abort their requests, and answer further ones with 404.
+
+        Their calls that nobody took, and all of rollouts that were not announced, are forgotten,
+        and counted.
+        """
+        if self._thread is not None and self._thread.is_running():
+            await self._thread.run(self._server.close_rollouts(rollout_ids))
+        else:
+            self._server.forget(rollout_ids)
 
     async def abort(self, rollout_id: str, attempt_id: str | None = None) -> None:
         """Close the requests of a rollout, or of one of its attempts, at their servers.
 
-        vLLM stops sampling them. Their agents get a 409, and ``recorder`` counts them as
+        The servers stop sampling them. Their agents get a 409, and ``recorder`` counts them as
         ``aborted``.
         """
         if self._thread is not None and self._thread.is_running():
             await self._thread.run(self._server.abort(rollout_id, attempt_id))
 
     async def pause(self) -> None:
-        """Abort every request, and refuse those to come (503) until ``begin``.
+        """Abort every request, and refuse those to come (503) until ``resume``.
 
         For the time in which the servers sleep: they wait for requests first, and cannot answer
         any then.
@@ -177,23 +236,16 @@ class LLMProxy(agentlightning.LLMProxy):
         if self._thread is not None and self._thread.is_running():
             await self._thread.run(self._server.abort_all())
 
-    def serve_only(self, rollout_ids: Collection[str]) -> None:
-        """Answer requests of all other rollouts with 404, and discard what they have done so far.
+    def resume(self) -> None:
+        """End ``pause``."""
+        self._server.is_paused = False
 
-        Attempts are not told apart: a retry has another attempt id.
-        """
-        self._server.rollouts = frozenset(rollout_ids)
-        self.recorder.discard_others(rollout_ids)
-
-    def serve_none(self) -> None:
-        """Answer requests of every rollout with 404; `begin` counts what nobody has taken."""
-        self._server.rollouts = frozenset()
-
-    def require_known_model(self) -> None:
-        """Raise RuntimeError where the servers know none of the models that this phase's calls
-        asked for."""
-        unknown = self._server.unknown_models
-        if unknown and not self.recorder.counts.get("recorded"):
+    def require_known_model(self, rollout_ids: Collection[str]) -> None:
+        """Raise RuntimeError where the servers know none of the models that calls of these
+        rollouts asked for."""
+        rollouts = self._server.announced.of(rollout_ids)
+        unknown = sum((each.unknown_models for each in rollouts), Counter[str]())
+        if unknown and not any(each.recorded for each in rollouts):
             ((message, count),) = unknown.most_common(1)
             raise RuntimeError(f"no call was answered, {count} of them with 404: {message}")
 
@@ -333,6 +385,7 @@ class LLMProxy(agentlightning.LLMProxy):
             "move_after_seconds": self._move_after_seconds,
             **asdict(self._limits),
             "mode": self._mode,
+            "engine": self._engine_name,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -17,18 +17,19 @@ _NAMES = frozenset(
         *("video", "video_url", "prompt_embeds"),
     )
 )
-# vLLM takes the content of a part with one of these from its cache.
-_REFERENCE = "uuid"
 
 
-def media_of(messages: Any) -> str | None:
+def media_of(messages: Any, reference: str) -> str | None:
     """What the first part that is no text is called; None: there is text only.
 
     A part counts by its type, or without one by the names of what it holds.
+
+    Args:
+        reference: key of a part whose content is in the server's cache.
     """
     for message in elements_of(messages):
         for part in _parts((members_of(message) or {}).get("content")):
-            if (name := _media_name(part)) is not None:
+            if (name := _media_name(part, reference)) is not None:
                 return name
     return None
 
@@ -49,12 +50,12 @@ def _parts(content: Any) -> Iterator[Mapping[str, Any]]:
             waiting.pop()
 
 
-def _media_name(part: Mapping[str, Any]) -> str | None:
+def _media_name(part: Mapping[str, Any], reference: str) -> str | None:
     kind = part.get("type")
     if isinstance(kind, str) and any(word in kind for word in _TYPES):
         return kind
     for name in _NAMES & part.keys():
         # Clients write null for what a part of text lacks.
-        if part[name] is not None or part.get(_REFERENCE) is not None:
+        if part[name] is not None or part.get(reference) is not None:
             return name
     return None

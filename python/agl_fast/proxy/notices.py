@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from agl_fast.printable import shown
+from agl_fast.proxy.engines import Engine
 from agl_fast.proxy.outgoing import Outgoing
 from agl_fast.proxy.recorder import Recorder
 
@@ -22,23 +23,19 @@ _SEEDED = (
     "Agents send a seed: rollouts of one sample that ask the same get the same answer, and there "
     "is nothing to be learned from comparing them."
 )
-_REPLACED = {
-    "request_id": "Agents send request_id; it is left out, as vLLM names the answer by it.",
-    "include_reasoning": (
-        "Agents send include_reasoning=false; true goes out, as vLLM would leave out the token ids."
-    ),
-}
 _UNKNOWN = (
-    "Agents send %s, which is no field of vLLM's that agl_fast knows. It goes out as it is: vLLM "
-    "ignores fields that it does not know, and the trainer's log-probs do not account for it."
+    "Agents send %s, which is no field of %s's that agl_fast knows. It goes out as it is: the "
+    "server ignores fields that it does not know, and the trainer's log-probs do not account for "
+    "it."
 )
 
 
 class Notices:
     """Counts in the recorder (its docstring names the counts), and logs each thing once."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, engine: Engine) -> None:
         self._recorder = recorder
+        self._engine = engine
         self._said: set[str] = set()
 
     def count(self, outgoing: Outgoing) -> None:
@@ -59,12 +56,12 @@ class Notices:
         for name in outgoing.unenforced:
             self._say_once(f"unenforced.{name}", _UNENFORCED, name)
         for name in outgoing.replaced:
-            self._say_once(f"replaced.{name}", _REPLACED[name])
+            self._say_once(f"replaced.{name}", self._engine.REPLACED_BECAUSE[name])
         if outgoing.unknown:
             self._recorder.count("fields_unknown")
         for name in outgoing.unknown[:MAX_UNKNOWN]:
             if sum(said.startswith("unknown.") for said in self._said) < MAX_UNKNOWN:
-                self._say_once(f"unknown.{name}", _UNKNOWN, shown(name))
+                self._say_once(f"unknown.{name}", _UNKNOWN, shown(name), self._engine.NAME)
 
     def _count_each(self, kind: str, names: list[str]) -> None:
         if names:

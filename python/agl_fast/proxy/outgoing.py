@@ -1,4 +1,4 @@
-"""An agent's request as a vLLM server gets it."""
+"""An agent's request as a server gets it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agl_fast.proxy.fields import (
+from agl_fast.proxy.engines.base import (
     CHAT,
     COMPLETIONS,
-    FIELDS,
-    NEUTRAL,
+    STRICT_TOOLS,
     Endpoint,
-    named,
-    unknown,
+    Engine,
+    Treatment,
 )
 from agl_fast.proxy.large_json import LargeValue, elements_of, encoded, read_object
 from agl_fast.proxy.media import media_of
-from agl_fast.proxy.request_values import is_on, number
-from agl_fast.proxy.sampling import (
-    STRICT_TOOLS,
-    Phase,
-    deviations,
-    has_strict_tools,
-    loosened,
-    sampling_of,
-)
+from agl_fast.proxy.sampling import Phase, deviations, sampling_of
 
 _UNTRAINED = "send the header X-AGL-Train: 0 with a call that is not trained"
 
@@ -48,7 +39,7 @@ class Outgoing:
         deviating: the same where the agent's went out.
         unenforced: parameters that change what is sampled and that the trainer does not know.
         replaced: fields that would have taken ids from the answer or given it an id.
-        unknown: fields that ``fields.FIELDS`` does not have.
+        unknown: fields that the engine's table does not have.
         seeded: a training request has a seed of its own.
     """
 
@@ -89,39 +80,39 @@ def read_body(raw: bytes) -> dict[str, Any]:
 
 
 def recordable(
-    body: Mapping[str, Any], endpoint: Endpoint, phase: Phase, *, trainable: bool
+    body: Mapping[str, Any], endpoint: Endpoint, phase: Phase, engine: Engine, *, trainable: bool
 ) -> Outgoing:
-    """The request with what recording and training need (``fields.FIELDS``).
+    """The request with what recording and training need (``Engine.FIELDS``).
 
     Raises:
         BadRequestError: it would be trained on, and has content or a field that rows cannot hold.
     """
     trains = phase.trains(trainable=trainable)
-    if _echoes(body, endpoint) and (not trains or _samples_nothing(body)):
-        # Beside token ids vLLM returns no text of the prompt, which is what the agent wants.
+    if _echoes(body, endpoint, engine) and (not trains or _samples_nothing(body, engine)):
+        # Beside token ids there is no text of the prompt, which is what the agent wants.
         return Outgoing(body, recorded=False)
     if trains:
-        _refuse(body, endpoint)
-    changed, replaced = _for_recording(body, endpoint)
+        _refuse(body, endpoint, engine)
+    changed, replaced = engine.for_recording(body, endpoint)
     overridden: dict[str, tuple[Any, Any]] = {}
     deviating: dict[str, tuple[Any, Any]] = {}
     unenforced: list[str] = []
     if phase.sampling is not None and trainable:
-        different = deviations(body, phase.sampling)
+        different = deviations(body, phase.sampling, engine)
         if trains:
-            unenforced = named(body, endpoint, "form")
+            unenforced = _named(body, endpoint, "form", engine)
         if phase.enforces(trainable=trainable):
             overridden = different
-            changed = {name: value for name, value in changed.items() if name not in NEUTRAL}
-            changed.update(phase.sampling.parameters())
-            if has_strict_tools(body):
-                changed["tools"] = loosened(body["tools"])
+            changed = {name: value for name, value in changed.items() if name not in engine.NEUTRAL}
+            changed.update(engine.sampling_parameters(phase.sampling))
+            if engine.has_strict_tools(body):
+                changed["tools"] = engine.loosened(body["tools"])
                 overridden[STRICT_TOOLS] = (True, False)
         else:
             if trains:
                 deviating = different
-                unenforced += [STRICT_TOOLS] if has_strict_tools(body) else []
-            for name, ours in phase.sampling.parameters().items():
+                unenforced += [STRICT_TOOLS] if engine.has_strict_tools(body) else []
+            for name, ours in engine.sampling_parameters(phase.sampling).items():
                 if changed.get(name) is None:
                     changed[name] = ours
     cap = _missing_limit(body, endpoint, phase)
@@ -130,60 +121,47 @@ def recordable(
     return Outgoing(
         body=changed,
         capped=cap is not None,
-        choices=_choices(body, endpoint),
-        sampling=sampling_of(changed, endpoint),
+        choices=_choices(body, endpoint, engine),
+        sampling=sampling_of(changed, endpoint, engine),
         overridden=overridden,
         deviating=deviating,
         unenforced=unenforced,
         replaced=replaced,
-        unknown=unknown(body, endpoint) if trains else [],
+        unknown=[name for name in body if name not in engine.FIELDS[endpoint]] if trains else [],
         seeded=trains and body.get("seed") is not None,
     )
 
 
-def _refuse(body: Mapping[str, Any], endpoint: Endpoint) -> None:
+def _refuse(body: Mapping[str, Any], endpoint: Endpoint, engine: Engine) -> None:
     """The trainer would compute log-probs of another context or distribution."""
-    name = media_of(body.get("messages")) if endpoint == CHAT else None
+    name = media_of(body.get("messages"), engine.MEDIA_REFERENCE) if endpoint == CHAT else None
     if name is not None:
         raise BadRequestError(
             f"a message has a part of type {name!r}: training rows hold text only; send text, or "
             f"{_UNTRAINED}"
         )
-    for name in named(body, endpoint, "refused"):
-        raise BadRequestError(
-            f"{name} in a call that is trained: {FIELDS[endpoint][name].because}; or {_UNTRAINED}"
-        )
+    for name in _named(body, endpoint, "refused", engine):
+        because = engine.FIELDS[endpoint][name].because
+        raise BadRequestError(f"{name} in a call that is trained: {because}; or {_UNTRAINED}")
 
 
-def _echoes(body: Mapping[str, Any], endpoint: Endpoint) -> bool:
-    return endpoint == COMPLETIONS and is_on(body.get("echo"))
+def _named(
+    body: Mapping[str, Any], endpoint: Endpoint, treatment: Treatment, engine: Engine
+) -> list[str]:
+    """Names of the body's fields with this treatment whose values have an effect."""
+    return [
+        name
+        for name, field in engine.FIELDS[endpoint].items()
+        if field.treatment == treatment and engine.has_effect(field, body.get(name))
+    ]
 
 
-def _samples_nothing(body: Mapping[str, Any]) -> bool:
-    return number(body.get("max_tokens")) == 0
+def _echoes(body: Mapping[str, Any], endpoint: Endpoint, engine: Engine) -> bool:
+    return endpoint == COMPLETIONS and engine.is_on(body.get("echo"))
 
 
-def _for_recording(body: Mapping[str, Any], endpoint: Endpoint) -> tuple[dict[str, Any], list[str]]:
-    """The body with ids and log-probs asked for; the agent's fields that this replaced."""
-    replaced = named(body, endpoint, "removed")
-    changed = {
-        name: value
-        for name, value in body.items()
-        if name not in FIELDS[endpoint] or FIELDS[endpoint][name].treatment != "removed"
-    }
-    changed["return_token_ids"] = True
-    if endpoint == COMPLETIONS:
-        if changed.get("logprobs") is None:
-            changed["logprobs"] = 0
-        return changed, replaced
-    changed["logprobs"] = True
-    # An explicit null would switch log-probs off.
-    if changed.get("top_logprobs") is None:
-        changed["top_logprobs"] = 0
-    if changed.get("include_reasoning") is not None and not is_on(changed["include_reasoning"]):
-        changed["include_reasoning"] = True
-        replaced.append("include_reasoning")
-    return changed, replaced
+def _samples_nothing(body: Mapping[str, Any], engine: Engine) -> bool:
+    return engine.number(body.get("max_tokens")) == 0
 
 
 def _missing_limit(body: Mapping[str, Any], endpoint: Endpoint, phase: Phase) -> int | None:
@@ -195,8 +173,8 @@ def _missing_limit(body: Mapping[str, Any], endpoint: Endpoint, phase: Phase) ->
     return None
 
 
-def _choices(body: Mapping[str, Any], endpoint: Endpoint) -> int:
-    n = number(body.get("n"))
+def _choices(body: Mapping[str, Any], endpoint: Endpoint, engine: Engine) -> int:
+    n = engine.number(body.get("n"))
     per_prompt = 1 if n is None else n
     return per_prompt * (_prompts(body.get("prompt")) if endpoint == COMPLETIONS else 1)
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
 
+from agl_fast.proxy.sampling import PhaseName
 from agl_fast.rows.calls import Call
+
+# Of the request that a task answers.
+_PHASE: ContextVar[PhaseName | None] = ContextVar("phase", default=None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +70,7 @@ class Recorder:
     discarded                    choices of attempts that another one replaced, and of rollouts that
                                  were given up; ``discarded_tokens``
     late                         choices that came after their rollout had ended; ``late_tokens``
-    forgotten                    choices of no rollout that ended, when the next phase began;
+    forgotten                    choices of no rollout that ended, when their batch was closed;
                                  ``forgotten_tokens``
     unrecorded                   requests on a path without a rollout, or with an echo that is not
                                  trained: forwarded, not recorded
@@ -95,7 +101,8 @@ class Recorder:
     without_token_ids            answers 200 that lacked token ids: the request failed
     not_supported                requests for an endpoint that returns no token ids
     unauthorized, bad_requests   requests refused here
-    unknown_rollouts             requests refused here (404): their rollout is not in the open batch
+    unknown_rollouts             requests refused here (404): their rollout was not announced, or
+                                 is closed
     unknown_models               answers 404 of a server, replaced by the name to ask for
     fields_replaced              requests whose request_id was left out or whose include_reasoning
                                  was set; ``fields_replaced.request_id`` etc.: by field
@@ -113,24 +120,51 @@ class Recorder:
         # rollout id, attempt id, key
         self._calls: dict[str, dict[str, dict[str, RecordedCall]]] = {}
         self._ended: set[str] = set()  # rollouts
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[PhaseName | None, Counter[str]] = defaultdict(Counter)
 
-    def add(self, rollout_id: str, attempt_id: str, calls: Sequence[RecordedCall]) -> list[str]:
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """The block answers one request. What it counts belongs to no phase until ``attribute``."""
+        token = _PHASE.set(None)
+        try:
+            yield
+        finally:
+            _PHASE.reset(token)
+
+    def attribute(self, phase: PhaseName) -> None:
+        """The request under way belongs to a rollout of this phase."""
+        _PHASE.set(phase)
+
+    @property
+    def _now(self) -> Counter[str]:
+        return self._counts[_PHASE.get()]
+
+    def add(
+        self,
+        rollout_id: str,
+        attempt_id: str,
+        calls: Sequence[RecordedCall],
+        *,
+        is_closed: bool = False,
+    ) -> list[str]:
         """Record the choices of one response.
+
+        Args:
+            is_closed: the rollout's batch is closed.
 
         Returns:
             Keys of those that are new, as ``withdraw`` takes them.
         """
         added: list[str] = []
         with self._lock:
-            if rollout_id in self._ended:
+            if is_closed or rollout_id in self._ended:
                 self._count_lost("late", calls)
                 return added
             known = self._calls.setdefault(rollout_id, {}).setdefault(attempt_id, {})
             for recorded in calls:
                 key = self._new_key(known, recorded)
                 if key is None:
-                    self._counts["duplicates"] += 1
+                    self._now["duplicates"] += 1
                     self._count_tokens("duplicate", recorded)
                     continue
                 known[key] = recorded
@@ -147,16 +181,16 @@ class Recorder:
                 return None
             n_clashes += 1
             key = f"{first}~{n_clashes}"
-        self._counts["response_id_clashes"] += bool(recorded.call.response_id and n_clashes)
+        self._now["response_id_clashes"] += bool(recorded.call.response_id and n_clashes)
         return key
 
     def _count_recorded(self, recorded: RecordedCall, sign: int) -> None:
-        self._counts["recorded"] += sign
-        self._counts["not_trainable"] += sign * (not recorded.call.trainable)
+        self._now["recorded"] += sign
+        self._now["not_trainable"] += sign * (not recorded.call.trainable)
         if recorded.call.log_probs is None:
-            self._counts["without_log_probs"] += sign
+            self._now["without_log_probs"] += sign
             if recorded.missing_log_probs not in (None, "absent"):
-                self._counts[f"without_log_probs.{recorded.missing_log_probs}"] += sign
+                self._now[f"without_log_probs.{recorded.missing_log_probs}"] += sign
 
     def withdraw(self, rollout_id: str, attempt_id: str, keys: Sequence[str]) -> None:
         """Forget choices whose agent turned out to be gone."""
@@ -193,30 +227,22 @@ class Recorder:
             for known in self._calls.pop(rollout_id, {}).values():
                 self._count_lost("discarded", known.values())
 
-    def discard_others(self, rollout_ids: Collection[str]) -> None:
-        """Forget what all rollouts but these have left, and count it."""
+    def forget_all_but(self, rollout_ids: Collection[str] = ()) -> None:
+        """Forget every other rollout; count the calls that nobody had taken."""
         with self._lock:
             for rollout_id in self._calls.keys() - set(rollout_ids):
                 for known in self._calls.pop(rollout_id).values():
-                    self._count_lost("discarded", known.values())
-
-    def forget_all(self) -> None:
-        """Forget every call; count those nobody had taken."""
-        with self._lock:
-            for attempts in self._calls.values():
-                for known in attempts.values():
                     self._count_lost("forgotten", known.values())
-            self._calls.clear()
-            self._ended.clear()
+            self._ended.intersection_update(rollout_ids)
 
     def _count_lost(self, name: str, calls: Iterable[RecordedCall]) -> None:
         for recorded in calls:
-            self._counts[name] += 1
+            self._counts["train" if recorded.is_train else "val"][name] += 1
             self._count_tokens(name, recorded)
 
     def _count_tokens(self, name: str, recorded: RecordedCall) -> None:
         if recorded.is_train:
-            self._counts[f"{name}_tokens"] += len(recorded.call.response_ids)
+            self._counts["train"][f"{name}_tokens"] += len(recorded.call.response_ids)
 
     def count_lost(self, name: str, n_tokens: int, *, is_train: bool) -> None:
         """Count the sampled tokens of an answer that became no call.
@@ -231,17 +257,31 @@ class Recorder:
 
     def count(self, name: str, more: int = 1) -> None:
         with self._lock:
-            self._counts[name] += more
+            self._now[name] += more
 
     @property
     def counts(self) -> dict[str, int]:
         """What was counted since the last ``reset_counts``, by name."""
         with self._lock:
-            return {name: count for name, count in self._counts.items() if count}
+            return _total(self._counts.values())
 
     def reset_counts(self) -> dict[str, int]:
         """``counts``, which start from zero again."""
+        return _total(self.reset_counts_by_phase().values())
+
+    def reset_counts_by_phase(self) -> dict[PhaseName | None, Counter[str]]:
+        """``counts`` of each phase, which start from zero again.
+
+        Under None: of what belongs to no announced rollout.
+        """
         with self._lock:
-            counts = {name: count for name, count in self._counts.items() if count}
+            counts = dict(self._counts)
             self._counts.clear()
         return counts
+
+
+def _total(counters: Iterable[Counter[str]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in counters:
+        total.update(each)
+    return {name: count for name, count in total.items() if count}

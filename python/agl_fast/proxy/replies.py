@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -27,9 +27,6 @@ _NOT_TO_SERVER = _OF_CONNECTION | {
     "content-encoding",
     "expect",
     "host",
-    # vLLM makes response ids of it, and an agent that sends one for a whole conversation would
-    # give different answers one id.
-    "x-request-id",
     "x-agl-train",
     "x-agl-agent",
 }
@@ -56,7 +53,7 @@ def error(status: int, kind: str, message: str, *, retry: bool = False) -> web.R
 
 
 def error_event(kind: str, message: str) -> bytes:
-    """An error in a stream, in place of the rest of the answer, as vLLM sends one."""
+    """An error in a stream, in place of the rest of the answer."""
     body = {"error": {"message": message, "type": kind, "param": None, "code": 502}}
     return b"data: " + json.dumps(body).encode() + b"\n\n"
 
@@ -72,9 +69,17 @@ def raw_error(status: int, kind: str, message: str) -> bytes:
     return head.encode() + reply.body
 
 
-def headers_for_server(headers: Mapping[str, str], api_key: str | None) -> CIMultiDict[str]:
+def headers_for_server(
+    headers: Mapping[str, str], api_key: str | None, removed: Collection[str]
+) -> CIMultiDict[str]:
+    """
+    Args:
+        removed: names that the server must not get, in lower case.
+    """
     passed = CIMultiDict(
-        (name, value) for name, value in headers.items() if name.lower() not in _NOT_TO_SERVER
+        (name, value)
+        for name, value in headers.items()
+        if name.lower() not in _NOT_TO_SERVER and name.lower() not in removed
     )
     if api_key is not None:
         passed["Authorization"] = f"Bearer {api_key}"

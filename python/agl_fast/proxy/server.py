@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -17,15 +16,12 @@ from aiohttp import web
 from agl_fast.printable import shown
 from agl_fast.proxy import replies
 from agl_fast.proxy.agent_connections import AgentConnection, AgentServer
-from agl_fast.proxy.answer_checks import (
-    Asked,
-    BadAnswerError,
-    ModelLimits,
-    NoTokenIdsError,
-    usage_options,
-)
+from agl_fast.proxy.announced import AnnouncedRollout, AnnouncedRollouts
+from agl_fast.proxy.answer_checks import Asked, BadAnswerError, ModelLimits, NoTokenIdsError
 from agl_fast.proxy.answers import AnswerCollector
 from agl_fast.proxy.connections import Connections, UnreachableError
+from agl_fast.proxy.engines import DEFAULT_ENGINE, Engine, engine_named
+from agl_fast.proxy.engines.base import CHAT, COMPLETIONS, Endpoint
 from agl_fast.proxy.exchange import (
     AgentGoneError,
     BrokenAnswerError,
@@ -34,7 +30,6 @@ from agl_fast.proxy.exchange import (
     Origin,
     StoreFailedError,
 )
-from agl_fast.proxy.fields import CHAT, COMPLETIONS, Endpoint
 from agl_fast.proxy.fleet import Fleet, NoServerError, Server
 from agl_fast.proxy.flights import AbortedError, Flight, Flights, SilentServerError
 from agl_fast.proxy.health import HealthMonitor
@@ -54,31 +49,29 @@ LatestAttempt: TypeAlias = Callable[[str], Awaitable[str | None]]
 
 _RECORDED: dict[str, Endpoint] = {"/chat/completions": CHAT, "/completions": COMPLETIONS}
 _NOT_SUPPORTED = {"/messages", "/responses"}
-_NO_IDS = (
-    "the server's answer: {reason}. The server was asked with return_token_ids, which vLLM knows "
-    "since 0.10.2: without ids there is nothing to train on"
-)
+_NO_IDS = "the server's answer: {reason}. {since}: without ids there is nothing to train on"
 _UNKNOWN_ROLLOUT = (
-    "rollout {rollout_id!r} is not in the batch that runs now: it has ended, or belongs to "
-    "another run. Agents get their base_url from the resource main_llm of their own rollout"
+    "rollout {rollout_id!r} is in no batch that runs now: it has ended, or belongs to another run. "
+    " Agents get their base_url from the resource main_llm of their own rollout"
 )
 _UNKNOWN_MODEL = (
     "the servers know no model {asked}: ask for {ours!r}, the `model` of the resource main_llm"
 )
 _MISNAMED_MODEL = (
-    "the vLLM servers do not know the policy by the name {name!r} (404): check "
-    "actor_rollout_ref.rollout.engine_kwargs.vllm.served_model_name"
+    "the {engine} servers do not know the policy by the name {name!r} (404): check {key}"
 )
 _PAUSED = (
-    "no rollouts are running: the vLLM servers sleep while the trainer updates the weights. A call "
-    "after its rollout has ended is not answered"
+    "no rollouts are running: the inference servers sleep while the trainer updates the weights. A "
+    "call after its rollout has ended is not answered"
 )
+# Between two looks whether a rollout has been announced.
+_LOOK_SECONDS = 0.01
 # A busy server may take its time.
 MOVE_AFTER_SECONDS = 30.0
 
 
 class UnknownRolloutError(LookupError):
-    """A request names a rollout that is not in the open batch."""
+    """A request names a rollout that was not announced, or is closed."""
 
 
 class PausedError(RuntimeError):
@@ -88,8 +81,8 @@ class PausedError(RuntimeError):
 class ProxyServer:
     """Serves the agents.
 
-    ``fleet``, ``phase``, ``limits``, ``next_sequence``, ``rollouts`` and ``unknown_models`` may be
-    replaced from any thread at any time; a request uses those that it found when it came.
+    ``fleet``, ``policy_version``, ``limits`` and ``next_sequence`` may be replaced from any thread
+    at any time.
 
     Args:
         timeout_seconds: the longest an answer may take, also where several servers are tried.
@@ -97,11 +90,11 @@ class ProxyServer:
             not answered ``/health``, for so long.
         ids_for_everybody: requests that name no rollout go out as those that do: the run's
             sampling, token ids in the answer. They are not recorded.
+        engine: of the servers, a module of ``agl_fast.proxy.engines``.
 
     Attributes:
-        rollouts: ids of the rollouts that are served; None: every one is.
-        unknown_models: how often the servers answered that they do not know a model, by the name
-            that the agents asked for.
+        announced: the rollouts whose calls are answered.
+        policy_version: of the weights that the servers hold; None: unknown.
     """
 
     def __init__(
@@ -112,13 +105,14 @@ class ProxyServer:
         move_after_seconds: float = MOVE_AFTER_SECONDS,
         http_limits: HttpLimits | None = None,
         ids_for_everybody: bool = False,
+        engine: str = DEFAULT_ENGINE,
     ) -> None:
+        self.engine: Engine = engine_named(engine)
         self.recorder = Recorder()
         self.fleet = Fleet([])
-        self.phase = Phase()
+        self.announced = AnnouncedRollouts()
+        self.policy_version: int | None = None
         self.next_sequence: NextSequence | None = None
-        self.rollouts: frozenset[str] | None = None
-        self.unknown_models: Counter[str] = Counter()
         self.limits = ModelLimits()
         self._refused: set[str] = set()  # causes
         self.latest_attempt: LatestAttempt | None = None
@@ -133,7 +127,7 @@ class ProxyServer:
         self._connections: Connections | None = None
         self._monitoring: asyncio.Task[None] | None = None
         self._hanging_up = False
-        self._notices = Notices(self.recorder)
+        self._notices = Notices(self.recorder, self.engine)
 
     def http_server(self) -> AgentServer:
         """What aiohttp runs, in the event loop of this call's thread."""
@@ -141,13 +135,16 @@ class ProxyServer:
 
     async def open(self) -> None:
         self._hanging_up = False
-        self._connections = Connections(self.recorder, self._move_after_seconds)
+        self._connections = Connections(
+            self.recorder, self._move_after_seconds, self.engine.KEEP_ALIVE_SECONDS
+        )
         monitor = HealthMonitor(
             self._connections.session,
             lambda: self.fleet,
             self.flights,
             self.recorder,
             self._move_after_seconds,
+            self.engine.HEALTH_PATH,
         )
         self._monitoring = asyncio.create_task(monitor.run())
 
@@ -184,7 +181,8 @@ class ProxyServer:
         rollout_id, attempt_id, path = parts
         if path in _NOT_SUPPORTED:
             return self._not_supported(path)
-        with self.flights.of(unquote(rollout_id or ""), unquote(attempt_id or "")) as flight:
+        flying = self.flights.of(unquote(rollout_id or ""), unquote(attempt_id or ""))
+        with self.recorder.request(), flying as flight:
             exchange = Exchange(request, self.recorder, self.next_sequence, flight)
             return await self._answer(request, exchange, flight, path, (rollout_id, attempt_id))
 
@@ -207,10 +205,13 @@ class ProxyServer:
                     self._require_awake()
                     return await self._pass_on(request, exchange, flight, _RECORDED[path])
             origin = origin_of(request.headers, *ids)
-            self._require_known(origin)
+            rollout = origin.rollout = await self._rollout_of(flight)
+            # A proxy without a daemon knows no version: all of its calls count.
+            origin.is_train = rollout.phase.name == "train" or self.policy_version is None
+            self.recorder.attribute("train" if origin.is_train else "val")
             self._require_awake()
             await self._abort_superseded(flight)
-            return await self._record(request, exchange, flight, _RECORDED[path], origin)
+            return await self._record(request, exchange, flight, _RECORDED[path], origin, rollout)
         except RefusedBodyError as error:
             kind = "timeout_error" if error.status == 408 else "invalid_request_error"
             reply = self._fail(exchange, "bad_requests", error.status, kind, str(error))
@@ -234,7 +235,7 @@ class ProxyServer:
         except DangerousRequestError as error:
             return self._fail(exchange, "dangerous", 502, "server_error", str(error))
         except NoTokenIdsError as error:
-            message = _NO_IDS.format(reason=error)
+            message = _NO_IDS.format(reason=error, since=self.engine.TOKEN_IDS_SINCE)
             logger.error("%s", message)
             # Another server may have them.
             retry = len(self.fleet.servers) > 1
@@ -263,6 +264,19 @@ class ProxyServer:
         if attempt_id is not None:
             flights = [each for each in flights if each.attempt_id == attempt_id]
         await self.flights.abort(flights, f"rollout {rollout_id!r} has ended")
+
+    async def close_rollouts(self, rollout_ids: Collection[str]) -> None:
+        """Abort their requests, refuse further ones, and forget them."""
+        self.announced.refuse(rollout_ids)
+        flights = [flight for each in rollout_ids for flight in self.flights.of_rollout(each)]
+        await self.flights.abort(flights, "the rollout has ended")
+        self.forget(rollout_ids)
+
+    def forget(self, rollout_ids: Collection[str]) -> None:
+        """Close rollouts that have no requests."""
+        self.announced.close(rollout_ids)
+        self.recorder.forget_all_but(self.announced.ids)
+        self.fleet.forget(rollout_ids)
 
     async def abort_all(self) -> None:
         await self.flights.abort(list(self.flights), _PAUSED)
@@ -294,10 +308,21 @@ class ProxyServer:
         self.recorder.count(counted)
         return exchange.instead(replies.error(status, kind, message, retry=retry))
 
-    def _require_known(self, origin: Origin) -> None:
-        known = self.rollouts
-        if origin.rollout_id and known is not None and origin.rollout_id not in known:
-            raise UnknownRolloutError(_UNKNOWN_ROLLOUT.format(rollout_id=origin.rollout_id))
+    async def _rollout_of(self, flight: Flight) -> AnnouncedRollout:
+        """The rollout of a request; a rollout may run before its announcement.
+
+        Raises:
+            UnknownRolloutError: it was not announced, or has ended.
+        """
+        while True:
+            are_coming = self.announced.are_coming
+            rollout = self.announced.find(flight.rollout_id)
+            if rollout is not None:
+                return rollout
+            if not are_coming:
+                raise UnknownRolloutError(_UNKNOWN_ROLLOUT.format(rollout_id=flight.rollout_id))
+            with flight.waiting():
+                await asyncio.sleep(_LOOK_SECONDS)
 
     def _require_awake(self) -> None:
         if self.is_paused:
@@ -351,18 +376,16 @@ class ProxyServer:
         flight: Flight,
         path: Endpoint,
         origin: Origin,
+        rollout: AnnouncedRollout,
     ) -> web.StreamResponse:
-        phase, limits = self.phase, self.limits
-        origin.policy_version = phase.policy_version
-        # A proxy without a daemon knows no version: all of its calls count.
-        origin.is_train = phase.name == "train" or phase.policy_version is None
+        limits = self.limits
         raw = await read_limited(request, self._http_limits)
         body, outgoing = await in_thread_if_large(
-            len(raw), _read_request, raw, path, phase, origin.trainable
+            len(raw), _read_request, raw, path, rollout.phase, self.engine, origin.trainable
         )
         fleet, asked = self.fleet, body.get("model")
         if flight.rollout_id and outgoing.recorded:
-            outgoing = replace(outgoing, body={**outgoing.body, **usage_options(body)})
+            outgoing = replace(outgoing, body={**outgoing.body, **self.engine.usage_options(body)})
         self._notices.count(outgoing)
         if not outgoing.recorded:
             self.recorder.count("unrecorded")
@@ -381,6 +404,7 @@ class ProxyServer:
             names_policy = asked in (None, fleet.model_name)
             sent = outgoing.for_model(server.model) if names_policy else outgoing
             origin.sampling = sent.sampling
+            origin.policy_version = self.policy_version
             response = await self._send(request, flight, server, path, sent.json())
             if response.status == 400 and sent.capped:
                 response = await self._without_cap(
@@ -390,12 +414,14 @@ class ProxyServer:
                 await exchange.require_working(response)
                 if response.status >= 300 or not flight.rollout_id or not sent.recorded:
                     return await exchange.forward(response)
-                collector = AnswerCollector(_asked(body, sent, origin, path), limits)
+                collector = AnswerCollector(
+                    self.engine, _asked(body, sent, origin, path, self.engine), limits
+                )
                 if response.content_type == "text/event-stream":
                     return await exchange.record_stream(response, origin, collector)
                 return await exchange.record_whole(response, origin, collector)
 
-        return await self._first_answer(ask, exchange, flight, raw, asked)
+        return await self._first_answer(ask, exchange, flight, raw, asked, rollout)
 
     async def _first_answer(
         self,
@@ -404,6 +430,7 @@ class ProxyServer:
         flight: Flight,
         body: bytes,
         model: object = None,
+        rollout: AnnouncedRollout | None = None,
     ) -> web.StreamResponse:
         fleet = self.fleet
         try:
@@ -417,18 +444,23 @@ class ProxyServer:
             )
         except FailedAnswerError as error:
             if error.response.status == 404 and flight.server is not None:
-                return self._unknown_model(model, fleet, flight.server)
+                return self._unknown_model(model, fleet, flight.server, rollout)
             return await exchange.forward(error.response, error.body)
 
-    def _unknown_model(self, asked: object, fleet: Fleet, server: Server) -> web.Response:
+    def _unknown_model(
+        self, asked: object, fleet: Fleet, server: Server, rollout: AnnouncedRollout | None
+    ) -> web.Response:
         """In place of a server's 404, which does not say what to ask for."""
         self.recorder.count("client_errors")
         self.recorder.count("unknown_models")
         if asked in (None, fleet.model_name):
-            message = _MISNAMED_MODEL.format(name=server.model)
+            message = _MISNAMED_MODEL.format(
+                engine=self.engine.NAME, name=server.model, key=self.engine.SERVED_MODEL_KEY
+            )
         else:
             message = _UNKNOWN_MODEL.format(asked=shown(asked), ours=fleet.model_name)
-        self.unknown_models[message] += 1
+        if rollout is not None:
+            rollout.unknown_models[message] += 1
         return replies.error(404, "not_found_error", message)
 
     def _refuse(self, exchange: Exchange, error: BadAnswerError) -> web.StreamResponse:
@@ -451,11 +483,11 @@ class ProxyServer:
         refusal: aiohttp.ClientResponse,
         origin: Origin,
     ) -> aiohttp.ClientResponse:
-        """vLLM refuses a prompt after which the whole limit does not fit. Without one it fills up
-        what the context leaves, which is then less than the limit."""
+        """A server may refuse a prompt after which the whole limit does not fit. Without one it
+        fills up what the context leaves, which is then less than the limit."""
         with flight.waiting():
             message = await refusal.read()
-        if b"maximum context length" not in message:
+        if not self.engine.exceeds_context(message):
             return refusal
         self.recorder.count("max_tokens_cap_lifted")
         sampling = outgoing.sampling
@@ -477,7 +509,9 @@ class ProxyServer:
                 server,
                 request.method,
                 path,
-                headers=replies.headers_for_server(request.headers, server.api_key),
+                headers=replies.headers_for_server(
+                    request.headers, server.api_key, self.engine.HEADERS_OF_ONE_ANSWER
+                ),
                 body=body,
                 seconds=flight.seconds_left(self._timeout_seconds),
             )
@@ -486,15 +520,17 @@ class ProxyServer:
 
 
 def _read_request(
-    raw: bytes, path: Endpoint, phase: Phase, trainable: bool
+    raw: bytes, path: Endpoint, phase: Phase, engine: Engine, trainable: bool
 ) -> tuple[dict[str, Any], Outgoing]:
     body = read_body(raw)
-    return body, recordable(body, path, phase, trainable=trainable)
+    return body, recordable(body, path, phase, engine, trainable=trainable)
 
 
-def _asked(body: dict[str, Any], outgoing: Outgoing, origin: Origin, path: Endpoint) -> Asked:
+def _asked(
+    body: dict[str, Any], outgoing: Outgoing, origin: Origin, path: Endpoint, engine: Engine
+) -> Asked:
     """What was asked of the answer, once it is known whether the run's limit was lifted."""
     sent = dict(outgoing.body)
     if outgoing.capped:
         sent["max_tokens"] = origin.sampling.get("max_tokens")
-    return Asked.of(body, sent, is_chat=path == CHAT, choices=outgoing.choices)
+    return engine.asked(body, sent, path, outgoing.choices)

@@ -12,6 +12,7 @@ from agentlightning.types import EnqueueRolloutRequest, RolloutConfig
 
 from agl_fast.rollouts.finished import FinishedRollout
 from agl_fast.rollouts.progress import PendingRollouts, Source
+from agl_fast.rollouts.training_rows import TrainingRows
 from agl_fast.verl.membership import ROLLOUT_KEY, current_run
 
 _PROGRESS_SECONDS = 10.0
@@ -75,10 +76,12 @@ def plain(value: Any) -> Any:
 
 
 class RunningBatch:
-    """Collects each rollout of a batch as soon as it finishes.
+    """The rollouts of a batch; collects each one as soon as it finishes.
 
     Args:
         samples: the enqueued sample of each rollout id, with its ``data_id``.
+        policy_version: of the servers when the rollouts were enqueued.
+        rows: of a training batch; None: a validation.
 
     Attributes:
         enqueued_at: seconds since the epoch.
@@ -89,13 +92,26 @@ class RunningBatch:
         source: Source,
         pending: PendingRollouts,
         samples: Mapping[str, dict[str, Any]],
+        *,
+        policy_version: int,
+        rows: TrainingRows | None,
     ) -> None:
+        self.policy_version = policy_version
+        self.rows = rows
         self._source = source
         self._pending = pending
         self._samples = samples
         self._finished: dict[str, FinishedRollout] = {}
         self._n_handed_out = 0
         self.enqueued_at = time.time()
+
+    @property
+    def is_train(self) -> bool:
+        return self.rows is not None
+
+    @property
+    def rollout_ids(self) -> list[str]:
+        return list(self._samples)
 
     @property
     def running(self) -> list[str]:

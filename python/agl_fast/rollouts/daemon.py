@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -49,6 +51,13 @@ class AgentModeDaemon:
         daemon.run_until_all_finished()
         rows, metrics = daemon.get_train_data_batch(2048, 4096, "cpu", step)  # or get_test_metrics
         daemon.clear_data_and_server()
+
+    Several batches, of training and of validation, may run at the same time::
+
+        batches = [daemon.begin_batch(data, server_addresses, is_train=True), ...]
+        daemon.wait_for(*batches)
+        rows, metrics = daemon.training_batch(2048, 4096, "cpu", step, batches[0])
+        daemon.end_batch(batches[0])
 
     Rollouts are enqueued in the store, where runners get them with the resource ``main_llm``, a
     ``ProxyLLM``. The calls of the latest attempt come from the proxy's recorder, rewards from the
@@ -99,7 +108,6 @@ class AgentModeDaemon:
         model_limits: facts of the model with which the proxy validates answers.
 
     Attributes:
-        policy_version: version number of the trainer's weights; stored with calls.
         llm_proxy, store: the ones in use.
         last_batch: the ``agl_fast.Batch`` of the last ``get_train_data_batch``.
         failures: of the training steps so far.
@@ -181,7 +189,7 @@ class AgentModeDaemon:
         self.llm_proxy.start_limit = self._deadlines.enqueue
         self.llm_proxy.stop_limit = self._deadlines.cancel
         self.run_recorder = run_recorder
-        self.policy_version = 0
+        self.llm_proxy.policy_version = 0
         self.is_train = True
         self.last_batch: agl_fast.Batch | None = None
         self.validated_rollouts: list[ValidatedRollout] = []
@@ -198,22 +206,35 @@ class AgentModeDaemon:
         self._proxy_counts = ProxyCounts(self.llm_proxy.recorder)
         legacy = (settings.get("host"), port, llm_timeout_seconds)
         self._source = source_of(store, adapter, self.llm_proxy, self._deadlines, legacy)
-        self._rows = TrainingRows(
+        self._new_rows = partial(
+            TrainingRows,
             self.trace_aggregator,
             failed_rollouts,
             credit=credit or CreditAssignment(),
             tokenizer=tokenizer,
             policy=self._policies["train"],
+            engine=self.llm_proxy.engine,
             pad_token_id=pad_token_id,
             reward_fillna_value=reward_fillna_value,
         )
+        self._rows = self._new_rows()
         self._server_addresses: list[str] = []
         self._started_proxy = False
         self._loop: LoopThread | None = None
         self._batch: RunningBatch | None = None
+        self._batches: list[RunningBatch] = []  # all that have begun and not ended
         self._stale: set[str] = set()
         self._is_starvation_reported = False
         self._first_runner = FirstRunner(first_runner_seconds)
+
+    @property
+    def policy_version(self) -> int:
+        """Version number of the weights that the servers hold; stored with every call."""
+        return self.llm_proxy.policy_version or 0
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self.llm_proxy.policy_version = version
 
     def start(self) -> None:
         """Start the daemon's thread and, in mode ``v0``, the server.
@@ -237,6 +258,8 @@ class AgentModeDaemon:
             ends.callback(self._source.stop)
             ends.callback(self._end_loop)
             ends.callback(self._stop_proxy)
+            for batch in list(self._batches):
+                ends.callback(self.end_batch, batch)
             self.clear_data_and_server()
 
     def _stop_proxy(self) -> None:
@@ -271,22 +294,56 @@ class AgentModeDaemon:
             ValueError: there are no samples, or no servers.
             RuntimeError: the store failed. OSError: the proxy cannot start.
         """
-        samples = samples_of(data)
-        if not server_addresses:
-            raise ValueError("server_addresses is empty: there is nobody to answer the agents")
+        samples = _samples(data, server_addresses)
         self.clear_data_and_server()
+        self.is_train = is_train
+        rows = self._rows if is_train else None
+        self._batch = self._begin_batch(samples, server_addresses, rows)
+
+    def begin_batch(
+        self,
+        data: Mapping[str, Sequence[Any]],
+        server_addresses: Sequence[str],
+        is_train: bool = True,
+    ) -> RunningBatch:
+        """Enqueue samples beside those of other batches that run.
+
+        `wait_for` and `end_batch` take the returned batch. Arguments and errors are those of
+        `set_up_data_and_server`, whose batch is one of them.
+
+        Raises:
+            RuntimeError: in mode ``v0``, a batch runs already.
+        """
+        samples = _samples(data, server_addresses)
+        if self.store is None and self._batches:
+            raise RuntimeError("mode='v0' runs one batch at a time: end the other one first")
+        return self._begin_batch(samples, server_addresses, self._new_rows() if is_train else None)
+
+    def _begin_batch(
+        self,
+        samples: list[dict[str, Any]],
+        server_addresses: Sequence[str],
+        rows: TrainingRows | None,
+    ) -> RunningBatch:
         self.start()
         assert self._loop is not None
-        self.is_train = is_train
-        set_up = self._set_up(samples, list(server_addresses))
-        self._loop.run(set_up, what="setting up the rollouts", limit=self._deadlines.enqueue)
+        set_up = self._set_up(samples, list(server_addresses), rows)
+        limit = self._deadlines.enqueue
+        batch = self._loop.run(set_up, what="setting up the rollouts", limit=limit)
+        self._batches.append(batch)
+        return batch
 
     def rollout_config(self) -> RolloutConfig:
         """The store's limits of a rollout; override it to retry failed attempts."""
         seconds = self.llm_timeout_seconds
         return RolloutConfig(timeout_seconds=seconds, unresponsive_seconds=seconds)
 
-    async def _set_up(self, samples: list[dict[str, Any]], server_addresses: list[str]) -> None:
+    async def _set_up(
+        self,
+        samples: list[dict[str, Any]],
+        server_addresses: list[str],
+        rows: TrainingRows | None,
+    ) -> RunningBatch:
         if server_addresses != self._server_addresses:
             model = self.train_information["model"]
             served = self.train_information.get("served_model", model)
@@ -296,20 +353,24 @@ class AgentModeDaemon:
         if not self.llm_proxy.is_running():
             await self.llm_proxy.start()
             self._started_proxy = True
-        phase: Literal["train", "val"] = "train" if self.is_train else "val"
-        policy = self._policies[phase]
-        self._proxy_counts.begin(is_train=self.is_train)
-        self.llm_proxy.begin(phase, self.policy_version, policy)
+        phase: Literal["train", "val"] = "val" if rows is None else "train"
+        policy, version = self._policies[phase], self.policy_version
+        trains = rows is not None or any(each.is_train for each in self._batches)
+        self._proxy_counts.begin(is_train=trains)
         resources_id = await self._source.set_up(
-            self.train_information["model"], policy.temperature, self.policy_version
+            self.train_information["model"], policy.temperature, version
         )
-        n = self.train_rollout_n if self.is_train else 1
+        n = 1 if rows is None else self.train_rollout_n
         requests = rollout_requests(samples, n, phase, resources_id, self.rollout_config())
-        rollouts = await self._source.enqueue(requests)
-        if self.store is not None:
-            self.llm_proxy.serve_only([each.rollout_id for each in rollouts])
+        self.llm_proxy.resume()
+        with self.llm_proxy.announcing():
+            if self.store is None:  # calls do not name their rollout
+                self.llm_proxy.announce((), phase, policy)
+            rollouts = await self._source.enqueue(requests)
+            if self.store is not None:
+                self.llm_proxy.announce([each.rollout_id for each in rollouts], phase, policy)
         seconds = self.rollout_deadline_seconds or self.llm_timeout_seconds
-        self._batch = RunningBatch(
+        return RunningBatch(
             self._source,
             PendingRollouts(
                 self._source,
@@ -323,6 +384,8 @@ class AgentModeDaemon:
                 rollout.rollout_id: request.input
                 for rollout, request in zip(rollouts, requests, strict=True)
             },
+            policy_version=version,
+            rows=rows,
         )
 
     def run_until_all_finished(self, verbose: bool = True) -> None:
@@ -341,10 +404,19 @@ class AgentModeDaemon:
         if self._batch is None or self._loop is None:
             logger.warning("There are no rollouts to wait for.")
             return
-        collect = self._batch.collect(self._take, verbose=verbose)
+        self.wait_for(self._batch, verbose=verbose)
+
+    def wait_for(self, *batches: RunningBatch, verbose: bool = True) -> None:
+        """`run_until_all_finished` for all rollouts of some batches."""
+        if self._loop is None:
+            raise RuntimeError("the daemon was stopped, its batches have ended")
+        collect = _collect_all(
+            [each.collect(partial(self._take, each), verbose=verbose) for each in batches]
+        )
         self._loop.run(collect, what="waiting for rollouts", meanwhile=self.check)
         if self.store is not None:
-            self.llm_proxy.require_known_model()
+            for each in batches:
+                self.llm_proxy.require_known_model(each.rollout_ids)
 
     def rollout_finished(self, rollout: FinishedRollout) -> None:
         """Called with each rollout of a training or validation batch; does nothing by default.
@@ -355,12 +427,12 @@ class AgentModeDaemon:
         ends ``run_until_all_finished``. Do not modify the calls: they are trained on.
         """
 
-    def _take(self, rollout: FinishedRollout) -> None:
+    def _take(self, batch: RunningBatch, rollout: FinishedRollout) -> None:
         if self.run_recorder is not None:
-            self.run_recorder.record(rollout, self.policy_version, is_train=self.is_train)
+            self.run_recorder.record(rollout, batch.policy_version, is_train=batch.is_train)
         self.rollout_finished(rollout)
-        if self.is_train:
-            self._rows.add(rollout)
+        if batch.rows is not None:
+            batch.rows.add(rollout)
 
     def get_train_data_batch(
         self,
@@ -371,8 +443,8 @@ class AgentModeDaemon:
     ) -> tuple[DataProto, dict[str, Any]]:
         """The rows of all rollouts, and metrics.
 
-        The proxy aborts every request and answers none until the next data, so that the numbers
-        have what comes to nothing by that.
+        The proxy aborts every request of the batch and answers none, so that the numbers have what
+        comes to nothing by that.
 
         Args:
             max_prompt_length: P, at least 1.
@@ -401,24 +473,28 @@ class AgentModeDaemon:
         max_response_length: int,
         device: torch.device | str | None,
         global_steps: int,
+        running: RunningBatch | None = None,
     ) -> tuple[agl_fast.Batch, dict[str, Any]]:
-        """``get_train_data_batch`` with an ``agl_fast.Batch`` in place of verl's DataProto."""
-        running = self._finished_batch(is_train=True)
-        self._end_requests()
-        # What is left is of rollouts that nobody enqueued.
-        self.llm_proxy.recorder.forget_all()
+        """``get_train_data_batch`` with an ``agl_fast.Batch`` in place of verl's DataProto.
+
+        Args:
+            running: of `begin_batch`; None: the one of `set_up_data_and_server`.
+        """
+        running = self._finished_batch(running, is_train=True)
+        assert running.rows is not None
+        self._end_requests(running)
         if notice := self.failures.add(running.finished):
             print(f"agl_fast: step {global_steps}: {notice}", flush=True)
         metrics = run_metrics(
             running.finished,
-            self._rows.counts + Counter(running.counts),
-            self._proxy_counts.so_far(),
+            running.rows.counts + Counter(running.counts),
+            self._proxy_counts.of_step(running),
             time.time() - running.enqueued_at,
             self.run_recorder.counts if self.run_recorder is not None else {},
         )
         metrics |= self._concurrency_metrics(running.finished)
         try:
-            batch = self._rows.build(max_prompt_length, max_response_length, device, global_steps)
+            batch = running.rows.build(max_prompt_length, max_response_length, device, global_steps)
         except agl_fast.EmptyBatchError as error:
             happened = {name: value for name, value in metrics.items() if value}
             what = f"step {global_steps}: none of {len(running.finished)} rollouts gave a row"
@@ -441,7 +517,15 @@ class AgentModeDaemon:
         Raises:
             RuntimeError: the data is not of a validation, or rollouts are still running.
         """
-        rollouts = self._finished_batch(is_train=False).finished
+        return self.validate_batch()
+
+    def validate_batch(self, running: RunningBatch | None = None) -> dict[str, float]:
+        """``get_test_metrics`` of a batch.
+
+        Args:
+            running: of `begin_batch`; None: the one of `set_up_data_and_server`.
+        """
+        rollouts = self._finished_batch(running, is_train=False).finished
         if notice := Failures().add(rollouts):
             print(f"agl_fast: validation: {notice}", flush=True)
         self.validated_rollouts = [
@@ -450,40 +534,71 @@ class AgentModeDaemon:
         return validation_metrics(self.validated_rollouts)
 
     def clear_data_and_server(self) -> None:
-        """Forget the data. Rollouts that have not finished are cancelled in the store.
-
-        The proxy aborts all requests and refuses new ones until the next data: servers may sleep.
-        """
+        """Forget the data: `end_batch` for the batch of `set_up_data_and_server`."""
         batch, self._batch = self._batch, None
         self._rows.clear()
         self.validated_rollouts = []
-        if batch is None:
-            return
-        if self.store is not None:
-            self.llm_proxy.serve_none()
-        self._stale = set(batch.running)
-        if self._loop is None:
-            return
-        if self._stale:
-            limit = self._deadlines.cancel
-            self._loop.run(batch.cancel(), what="cancelling rollouts", limit=limit)
-        self._end_requests()
+        if batch is not None:
+            self.end_batch(batch)
 
-    def _end_requests(self) -> None:
-        """Abort every request, and answer none until the next data."""
-        if self.store is not None:
-            self.llm_proxy.serve_none()
+    def end_batch(self, batch: RunningBatch) -> None:
+        """Forget a batch. Rollouts that have not finished are cancelled in the store.
+
+        The proxy aborts the batch's requests and refuses new ones. After the last batch it aborts
+        all requests and answers none until the next batch: servers may sleep.
+        """
+        if batch not in self._batches:
+            return
+        self.llm_proxy.refuse(batch.rollout_ids)
+        self._stale = set(batch.running)
+        if self._loop is not None:
+            try:
+                if self._stale:
+                    limit = self._deadlines.cancel
+                    self._loop.run(batch.cancel(), what="cancelling rollouts", limit=limit)
+                self._end_requests(batch)
+            finally:
+                self._batches.remove(batch)
+
+    def _end_requests(self, batch: RunningBatch) -> None:
         if self._loop is not None:
             limit = self._deadlines.cancel
-            self._loop.run(self.llm_proxy.pause(), what="aborting requests", limit=limit)
+            self._loop.run(self._close(batch), what="aborting requests", limit=limit)
 
-    def _finished_batch(self, *, is_train: bool) -> RunningBatch:
-        if self.is_train != is_train:
+    async def _close(self, batch: RunningBatch) -> None:
+        self.llm_proxy.refuse(batch.rollout_ids)
+        if self._batches == [batch]:
+            await self.llm_proxy.pause()
+        await self.llm_proxy.close(batch.rollout_ids)
+
+    def _finished_batch(self, batch: RunningBatch | None, *, is_train: bool) -> RunningBatch:
+        batch = batch or self._batch
+        if (self.is_train if batch is None else batch.is_train) != is_train:
             phases = ("training", "validation")
             expected, actual = phases if is_train else phases[::-1]
             raise RuntimeError(f"the data is of a {actual}, not of a {expected}")
-        if self._batch is None:
+        if batch is None:
             raise RuntimeError("there is no data: call set_up_data_and_server")
-        if running := len(self._batch.running):
+        if running := len(batch.running):
             raise RuntimeError(f"{running} rollouts are running: call run_until_all_finished")
-        return self._batch
+        return batch
+
+
+def _samples(
+    data: Mapping[str, Sequence[Any]], server_addresses: Sequence[str]
+) -> list[dict[str, Any]]:
+    samples = samples_of(data)
+    if not server_addresses:
+        raise ValueError("server_addresses is empty: there is nobody to answer the agents")
+    return samples
+
+
+async def _collect_all(collecting: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run all at the same time; the first error ends the others."""
+    tasks = [asyncio.ensure_future(each) for each in collecting]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -46,34 +46,41 @@ _OF_TRAINING = (*LOST_TOKENS, "unseen_answers")
 class ProxyCounts:
     """The proxy's counts of each training step.
 
-    A step includes everything since the one before, except the counts of a validation in between.
-    Lost tokens are counted for training calls only: one lost during a validation counts in the next
-    step.
+    A step includes everything since the one before, except the counts of validation rollouts. What
+    belongs to no rollout is included unless it was counted while a validation ran alone.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._is_train = True
+        self._step: object = None
         self._counts: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()  # for the next step
 
     def begin(self, *, is_train: bool) -> None:
-        """Begin a batch of samples."""
-        self._waiting.update(
-            {
-                name: count
-                for name, count in self._recorder.reset_counts().items()
-                if self._is_train or name in _OF_TRAINING
-            }
-        )
-        self._is_train = is_train
-        if is_train:
-            self._counts, self._waiting = self._waiting, Counter()
+        """Begin a batch of samples.
 
-    def so_far(self) -> dict[str, int]:
-        """Counts of the current training step."""
-        self._counts.update(self._recorder.reset_counts())
-        return {**dict.fromkeys(_OF_TRAINING, 0), **self._counts}
+        Args:
+            is_train: training rollouts run from now on, be it beside a validation.
+        """
+        self._collect()
+        self._is_train = is_train
+
+    def of_step(self, step: object) -> dict[str, int]:
+        """Counts of a training step so far; those that come later count in the next step."""
+        self._collect()
+        if step is not self._step:
+            self._step, self._counts = step, Counter()
+        self._counts.update(self._waiting)
+        self._waiting.clear()
+        counts = {name: count for name, count in self._counts.items() if count}
+        return {**dict.fromkeys(_OF_TRAINING, 0), **counts}
+
+    def _collect(self) -> None:
+        counts = self._recorder.reset_counts_by_phase()
+        self._waiting.update(counts.get("train", {}))
+        if self._is_train:
+            self._waiting.update(counts.get(None, {}))
 
 
 def run_metrics(

@@ -24,7 +24,8 @@ _AWAY = (ConnectionError, aiohttp.ClientConnectionError)
 class StoreAccess:
     """A store with deadlines, and errors that name the failed request.
 
-    Requests are sequential: a store that blocks a thread while it waits would deadlock otherwise.
+    Requests are sequential, also those of several batches: a store that blocks a thread while it
+    waits would deadlock otherwise.
     Idempotent requests are retried while the store is unreachable.
 
     Raises:
@@ -37,15 +38,16 @@ class StoreAccess:
         self._store = store
         self._deadlines = deadlines
         self._is_away = False  # for longer than it may be
+        self._turn = asyncio.Lock()
 
     async def add_resources(self, resources: dict[str, Any]) -> str:
         """The resources' id."""
-        update = await self._ask("add resources", self._store.add_resources(resources))
+        update = await self._ask("add resources", lambda: self._store.add_resources(resources))
         return str(update.resources_id)
 
     async def enqueue(self, requests: Sequence[Any]) -> list[Any]:
         return list(
-            await self._ask("enqueue rollouts", self._store.enqueue_many_rollouts(requests))
+            await self._ask("enqueue rollouts", lambda: self._store.enqueue_many_rollouts(requests))
         )
 
     async def finished(self, rollout_ids: list[str]) -> list[Any]:
@@ -145,7 +147,7 @@ class StoreAccess:
         reported = False
         while True:
             try:
-                return await self._ask(what, ask())
+                return await self._ask(what, ask)
             except RuntimeError as error:
                 if not isinstance(error.__cause__, _AWAY):
                     raise
@@ -157,10 +159,11 @@ class StoreAccess:
                     logger.warning("%s; retrying for up to %s", error, limit)
             await asyncio.sleep(min(_RETRY_SECONDS, limit.seconds))
 
-    async def _ask(self, what: str, answer: Awaitable[T]) -> T:
+    async def _ask(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
         limit = self._deadlines.store_answer
         try:
-            answered = await asyncio.wait_for(answer, limit.seconds)
+            async with self._turn:
+                answered = await asyncio.wait_for(ask(), limit.seconds)
         except asyncio.TimeoutError as error:  # not yet the builtin one in Python 3.10
             raise TimeoutError(f"the store took more than {limit} to {what}") from error
         except _AWAY as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -119,7 +120,8 @@ class StoreSource(StoreAccess):
         self._call_filter = call_filter
         self._named: set[str | None] = set()
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        self._turn = asyncio.Lock()  # of the daemon's new event loop
 
     def stop(self) -> None: ...
 

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 import agl_fast
+from agl_fast.proxy.engines import DEFAULT_ENGINE, Engine, engine_named
 from agl_fast.proxy.sampling import SamplingPolicy, bent_by, deviations
 from agl_fast.rollouts.finished import (
     FailedRollouts,
@@ -49,6 +50,7 @@ class TrainingRows:
         credit: the rollout hook and the credit strategy.
         policy: sampling parameters of training; the column ``bent_calls_list`` lists calls that
             were sampled with others.
+        engine: of the servers.
         options: further keywords of ``BatchBuilder``.
     """
 
@@ -60,6 +62,7 @@ class TrainingRows:
         credit: CreditAssignment,
         tokenizer: Any,
         policy: SamplingPolicy | None = None,
+        engine: Engine | None = None,
         **options: Any,
     ) -> None:
         # Validate the options now, not after the first rollouts.
@@ -81,6 +84,7 @@ class TrainingRows:
         self._failed_rollouts = failed_rollouts
         self._credit = credit
         self._policy = policy
+        self._engine = engine or engine_named(DEFAULT_ENGINE)
         self._kept: list[agl_fast.Rollout] = []
         self._ids: set[str] = set()  # of rollouts that a hook returned
         self._builder: agl_fast.BatchBuilder | None = None
@@ -157,7 +161,7 @@ class TrainingRows:
             self._builder.add_many(self._kept)
         batch = self._builder.finish()
         batch.columns.update(policy_version_columns(self._kept, batch))
-        bent = bent_calls(self._kept, batch.columns["rollout_id_list"], self._policy)
+        bent = bent_calls(self._kept, batch.columns["rollout_id_list"], self._policy, self._engine)
         if bent is not None:
             batch.columns[BENT_CALLS] = bent
         if _took_tokens(batch.accounting):
@@ -261,7 +265,10 @@ def policy_version_columns(
 
 
 def bent_calls(
-    rollouts: Sequence[agl_fast.Rollout], rollout_ids: NDArray[Any], policy: SamplingPolicy | None
+    rollouts: Sequence[agl_fast.Rollout],
+    rollout_ids: NDArray[Any],
+    policy: SamplingPolicy | None,
+    engine: Engine,
 ) -> NDArray[Any] | None:
     """The column `bent_calls_list`: calls sampled from another distribution than the trainer's.
 
@@ -270,12 +277,13 @@ def bent_calls(
         rollout_ids: (B,) of the batch's rows.
         policy: the sampling parameters with which the trainer computes log-probs; None: each call's
             own, except for parameters that the trainer never applies.
+        engine: of the servers that answered.
 
     Returns:
         (B,) objects: for each row, the deviating parameters' names by call index of its rollout.
         None if no call deviates.
     """
-    by_rollout = {each.rollout_id: _deviations(each, policy) for each in rollouts}
+    by_rollout = {each.rollout_id: _deviations(each, policy, engine) for each in rollouts}
     if not any(by_rollout.values()):
         return None
     column = np.empty(len(rollout_ids), dtype=object)
@@ -285,15 +293,15 @@ def bent_calls(
 
 
 def _deviations(
-    rollout: agl_fast.Rollout, policy: SamplingPolicy | None
+    rollout: agl_fast.Rollout, policy: SamplingPolicy | None, engine: Engine
 ) -> Mapping[int, tuple[str, ...]]:
     deviating = {}
     for index, call in enumerate(rollout.calls):
         if call.sampling is None:  # not recorded
             continue
-        names = dict.fromkeys(bent_by(call.sampling))
+        names = dict.fromkeys(bent_by(call.sampling, engine))
         if policy is not None:
-            names |= dict.fromkeys(deviations(call.sampling, policy))
+            names |= dict.fromkeys(deviations(call.sampling, policy, engine))
         if names:
             deviating[index] = tuple(sorted(names))
     return deviating
