@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -60,13 +59,15 @@ class CollectedGroups:
 
     Attributes:
         groups: in the order of starting.
-        set_aside: complete groups that are not trained, by reason: `no_reward_variance`, `stale`.
+        set_aside: groups that are not trained, by reason: `no_reward_variance`, `stale`.
         counts: `training/collection/*`.
+        is_last: there are no more samples, and no group is in flight.
     """
 
     groups: list[Group]
     set_aside: dict[str, list[Group]]
     counts: dict[str, float]
+    is_last: bool
 
 
 class Collector:
@@ -128,6 +129,13 @@ class Collector:
     def in_flight(self) -> list[Group]:
         """Groups that no step has taken, in the order of starting."""
         return list(self._in_flight)
+
+    @property
+    def unknown_rollouts(self) -> dict[str, int]:
+        """Numbers of rollouts that the store reported and that are not in flight, by kind."""
+        counts = {f"{name}_rollouts": count for name, count in self._pending.counts.items()}
+        self._pending.counts.clear()
+        return counts
 
     async def begin(self, version: int, n_steps: int) -> None:
         """Start collecting.
@@ -198,7 +206,8 @@ class Collector:
             for rollout_id in group.inputs:
                 self._group_of.pop(rollout_id, None)
         self._may_start.set()
-        return CollectedGroups(groups, set_aside, counts)
+        is_last = not self._has_samples and not self._in_flight
+        return CollectedGroups(groups, set_aside, counts, is_last)
 
     def _step(self) -> list[Group] | None:
         complete = [each for each in self._in_flight if each.complete_at is not None]
@@ -291,14 +300,3 @@ class Collector:
 def _oldest(rollout: FinishedRollout) -> int | None:
     versions = [call.policy_version for call in rollout.calls if call.policy_version is not None]
     return min(versions, default=None)
-
-
-def n_tokens(groups: Sequence[Group]) -> Counter[str]:
-    """Sampled tokens and rollouts of complete rollouts, for the accounting."""
-    counts: Counter[str] = Counter()
-    for group in groups:
-        counts["rollouts"] += len(group.rollouts)
-        counts["tokens"] += sum(
-            len(call.response_ids) for rollout in group.rollouts for call in rollout.calls
-        )
-    return counts

@@ -19,7 +19,13 @@ from verl import DataProto
 import agl_fast
 from agl_fast.proxy.answer_checks import ModelLimits
 from agl_fast.recording import RunRecorder
-from agl_fast.rollouts.batch_runner import RunningBatch, rollout_requests, samples_of
+from agl_fast.rollouts.batch_runner import (
+    CollectedStep,
+    RunningBatch,
+    rollout_requests,
+    samples_of,
+)
+from agl_fast.rollouts.collector import Collector, Draws, Group
 from agl_fast.rollouts.daemon_settings import (
     check_arguments,
     model_entry,
@@ -27,7 +33,8 @@ from agl_fast.rollouts.daemon_settings import (
     sampling_policies,
     source_of,
 )
-from agl_fast.rollouts.finished import FailedRollouts, FinishedRollout
+from agl_fast.rollouts.finished import FailedRollouts, FinishedRollout, rollout_for_training
+from agl_fast.rollouts.group_schedule import GroupSchedule
 from agl_fast.rollouts.progress import PendingRollouts
 from agl_fast.rollouts.rollout_metrics import Failures, ProxyCounts, concurrency, run_metrics
 from agl_fast.rollouts.runners import FirstRunner
@@ -37,6 +44,7 @@ from agl_fast.training.credit import CreditAssignment
 from agl_fast.verl.store_sessions import close_session
 from agl_fast.verl.supervision.deadlines import Deadlines, default_deadlines
 from agl_fast.verl.supervision.loop_thread import LoopThread
+from agl_fast.verl.supervision.waits import Limit
 
 logger = logging.getLogger(__name__)
 
@@ -223,6 +231,7 @@ class AgentModeDaemon:
         self._loop: LoopThread | None = None
         self._batch: RunningBatch | None = None
         self._batches: list[RunningBatch] = []  # all that have begun and not ended
+        self._collector: Collector | None = None
         self._stale: set[str] = set()
         self._is_starvation_reported = False
         self._first_runner = FirstRunner(first_runner_seconds)
@@ -260,6 +269,7 @@ class AgentModeDaemon:
             ends.callback(self._stop_proxy)
             for batch in list(self._batches):
                 ends.callback(self.end_batch, batch)
+            ends.callback(self.end_collection)
             self.clear_data_and_server()
 
     def _stop_proxy(self) -> None:
@@ -338,12 +348,8 @@ class AgentModeDaemon:
         seconds = self.llm_timeout_seconds
         return RolloutConfig(timeout_seconds=seconds, unresponsive_seconds=seconds)
 
-    async def _set_up(
-        self,
-        samples: list[dict[str, Any]],
-        server_addresses: list[str],
-        rows: TrainingRows | None,
-    ) -> RunningBatch:
+    async def _use_servers(self, server_addresses: list[str]) -> None:
+        """Start the proxy in front of the servers."""
         if server_addresses != self._server_addresses:
             model = self.train_information["model"]
             served = self.train_information.get("served_model", model)
@@ -353,14 +359,16 @@ class AgentModeDaemon:
         if not self.llm_proxy.is_running():
             await self.llm_proxy.start()
             self._started_proxy = True
-        phase: Literal["train", "val"] = "val" if rows is None else "train"
+
+    async def _enqueue(
+        self, samples: list[dict[str, Any]], phase: Literal["train", "val"]
+    ) -> tuple[list[Any], dict[str, dict[str, Any]]]:
+        """Enqueue the rollouts of samples; the store's rollouts, and the input of each."""
         policy, version = self._policies[phase], self.policy_version
-        trains = rows is not None or any(each.is_train for each in self._batches)
-        self._proxy_counts.begin(is_train=trains)
         resources_id = await self._source.set_up(
             self.train_information["model"], policy.temperature, version
         )
-        n = 1 if rows is None else self.train_rollout_n
+        n = self.train_rollout_n if phase == "train" else 1
         requests = rollout_requests(samples, n, phase, resources_id, self.rollout_config())
         self.llm_proxy.resume()
         with self.llm_proxy.announcing():
@@ -369,23 +377,35 @@ class AgentModeDaemon:
             rollouts = await self._source.enqueue(requests)
             if self.store is not None:
                 self.llm_proxy.announce([each.rollout_id for each in rollouts], phase, policy)
-        seconds = self.rollout_deadline_seconds or self.llm_timeout_seconds
+        inputs = {
+            rollout.rollout_id: request.input
+            for rollout, request in zip(rollouts, requests, strict=True)
+        }
+        return rollouts, inputs
+
+    async def _set_up(
+        self,
+        samples: list[dict[str, Any]],
+        server_addresses: list[str],
+        rows: TrainingRows | None,
+    ) -> RunningBatch:
+        await self._use_servers(server_addresses)
+        trains = rows is not None or self._collector is not None
+        self._proxy_counts.begin(is_train=trains or any(each.is_train for each in self._batches))
+        version = self.policy_version
+        rollouts, inputs = await self._enqueue(samples, "val" if rows is None else "train")
         return RunningBatch(
+            self._source, self._pending(rollouts), inputs, policy_version=version, rows=rows
+        )
+
+    def _pending(self, rollouts: Sequence[Any]) -> PendingRollouts:
+        return PendingRollouts(
             self._source,
-            PendingRollouts(
-                self._source,
-                rollouts,
-                self._stale,
-                seconds,
-                self.runner_silent_seconds,
-                self._first_runner,
-            ),
-            {
-                rollout.rollout_id: request.input
-                for rollout, request in zip(rollouts, requests, strict=True)
-            },
-            policy_version=version,
-            rows=rows,
+            rollouts,
+            self._stale,
+            self.rollout_deadline_seconds or self.llm_timeout_seconds,
+            self.runner_silent_seconds,
+            self._first_runner,
         )
 
     def run_until_all_finished(self, verbose: bool = True) -> None:
@@ -418,6 +438,151 @@ class AgentModeDaemon:
             for each in batches:
                 self.llm_proxy.require_known_model(each.rollout_ids)
 
+    def begin_collection(
+        self,
+        draws: Draws,
+        server_addresses: Sequence[str],
+        schedule: GroupSchedule,
+        *,
+        n_steps: int,
+        filters_groups: bool = False,
+        max_generated_groups: int | None = None,
+        on_stale: Literal["train", "drop"] = "train",
+    ) -> None:
+        """Keep groups of training rollouts in flight until `end_collection`.
+
+        A step::
+
+            step = daemon.collect_groups()
+            batch, metrics = daemon.training_batch(2048, 4096, "cpu", global_step, step)
+            ...  # update
+            daemon.hold(5.0)
+            ...  # new weights for the servers
+            daemon.release(policy_version)
+
+        Args:
+            draws: the samples.
+            server_addresses: as in `set_up_data_and_server`.
+            schedule: limits of groups in flight.
+            n_steps: steps that are left to train.
+            filters_groups: replace groups whose rollouts all have the same reward.
+            max_generated_groups, on_stale: as in `Collector`.
+        """
+        self.start()
+        assert self._loop is not None
+        self._collector = Collector(
+            self._source,
+            self._pending(()),
+            start=self._start_group,
+            schedule=schedule,
+            draws=draws,
+            oldest_version=self.llm_proxy.recorder.oldest_version,
+            is_kept=self._has_reward_variance if filters_groups else lambda group: True,
+            max_generated=max_generated_groups,
+            on_stale=on_stale,
+        )
+        begin = self._begin_collection(self._collector, list(server_addresses), n_steps)
+        limit = self._deadlines.enqueue
+        self._loop.run(begin, what="starting to collect rollouts", limit=limit)
+
+    async def _begin_collection(
+        self, collector: Collector, server_addresses: list[str], n_steps: int
+    ) -> None:
+        await self._use_servers(server_addresses)
+        self._proxy_counts.begin(is_train=True)
+        await collector.begin(self.policy_version, n_steps)
+
+    async def _start_group(
+        self, sample: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, dict[str, Any]]]:
+        return await self._enqueue([sample], "train")
+
+    def _has_reward_variance(self, group: Group) -> bool:
+        trained = [rollout_for_training(each, self.failed_rollouts) for each in group.rollouts]
+        rewards = {
+            self.reward_fillna_value if each.reward is None else each.reward
+            for each in trained
+            if each is not None
+        }
+        return len(rewards) > 1
+
+    def collect_groups(self) -> CollectedStep:
+        """Wait for the groups that the next step trains, for `training_batch`.
+
+        Raises:
+            As `run_until_all_finished`.
+        """
+        collector = self._collector
+        if collector is None or self._loop is None:
+            raise RuntimeError("no rollouts are collected: call begin_collection")
+        what = "waiting for groups of rollouts"
+        collected = self._loop.run(collector.take(), what=what, meanwhile=self.check)
+        finished = [each for group in collected.groups for each in group.rollouts]
+        now = time.time()
+        step = CollectedStep(
+            finished,
+            collector.unknown_rollouts,
+            collected.counts,
+            self.policy_version,
+            self._new_rows(),
+            collected.is_last,
+            min((now - (each.seconds or 0.0) for each in finished), default=now),
+        )
+        for reason, groups in collected.set_aside.items():
+            rollouts = [each for group in groups for each in group.rollouts]
+            for each in rollouts:
+                self._observe(each, step.policy_version, is_train=True)
+            step.rows.set_aside(rollouts, reason)
+        for each in finished:
+            self._take(step, each)
+        if finished:
+            self.llm_proxy.require_known_model(step.rollout_ids)
+        return step
+
+    def hold(self, drain_seconds: float) -> None:
+        """Let no call reach the servers until `release`.
+
+        Args:
+            drain_seconds: how long calls in flight may finish. The proxy aborts the rest and
+                repeats them after `release`.
+        """
+        assert self._loop is not None
+        hold = self.llm_proxy.hold(drain_seconds)
+        limit = Limit(drain_seconds + self._deadlines.cancel.seconds)
+        self._loop.run(hold, what="holding calls", limit=limit)
+
+    def release(self, policy_version: int) -> None:
+        """The servers hold a new policy version: waiting calls go on, new groups start."""
+        assert self._loop is not None
+        self._loop.run(self._release(policy_version), what="releasing calls")
+
+    async def _release(self, policy_version: int) -> None:
+        await self.llm_proxy.release(policy_version)
+        if self._collector is not None:
+            await self._collector.updated(policy_version)
+
+    def samples_in_flight(self) -> list[dict[str, Any]]:
+        """Samples whose groups no step has taken, in the order of starting."""
+        if self._collector is None:
+            return []
+        return [group.sample for group in self._collector.in_flight]
+
+    def end_collection(self) -> None:
+        """Cancel the rollouts in flight."""
+        collector, self._collector = self._collector, None
+        if collector is None or self._loop is None:
+            return
+        limit = self._deadlines.cancel
+        self._loop.run(self._end_collection(collector), what="cancelling rollouts", limit=limit)
+
+    async def _end_collection(self, collector: Collector) -> None:
+        rollout_ids = [each for group in collector.in_flight for each in group.inputs]
+        self.llm_proxy.refuse(rollout_ids)
+        await collector.end()
+        if not self._batches:
+            await self.llm_proxy.pause()
+        await self.llm_proxy.close(rollout_ids)
+
     def rollout_finished(self, rollout: FinishedRollout) -> None:
         """Called with each rollout of a training or validation batch; does nothing by default.
 
@@ -427,12 +592,15 @@ class AgentModeDaemon:
         ends ``run_until_all_finished``. Do not modify the calls: they are trained on.
         """
 
-    def _take(self, batch: RunningBatch, rollout: FinishedRollout) -> None:
-        if self.run_recorder is not None:
-            self.run_recorder.record(rollout, batch.policy_version, is_train=batch.is_train)
-        self.rollout_finished(rollout)
+    def _take(self, batch: RunningBatch | CollectedStep, rollout: FinishedRollout) -> None:
+        self._observe(rollout, batch.policy_version, is_train=batch.is_train)
         if batch.rows is not None:
             batch.rows.add(rollout)
+
+    def _observe(self, rollout: FinishedRollout, policy_version: int, *, is_train: bool) -> None:
+        if self.run_recorder is not None:
+            self.run_recorder.record(rollout, policy_version, is_train=is_train)
+        self.rollout_finished(rollout)
 
     def get_train_data_batch(
         self,
@@ -473,14 +641,16 @@ class AgentModeDaemon:
         max_response_length: int,
         device: torch.device | str | None,
         global_steps: int,
-        running: RunningBatch | None = None,
+        running: RunningBatch | CollectedStep | None = None,
     ) -> tuple[agl_fast.Batch, dict[str, Any]]:
         """``get_train_data_batch`` with an ``agl_fast.Batch`` in place of verl's DataProto.
 
         Args:
-            running: of `begin_batch`; None: the one of `set_up_data_and_server`.
+            running: of `begin_batch` or `collect_groups`; None: the one of
+                `set_up_data_and_server`.
         """
-        running = self._finished_batch(running, is_train=True)
+        if not isinstance(running, CollectedStep):
+            running = self._finished_batch(running, is_train=True)
         assert running.rows is not None
         self._end_requests(running)
         if notice := self.failures.add(running.finished):
@@ -492,7 +662,11 @@ class AgentModeDaemon:
             time.time() - running.enqueued_at,
             self.run_recorder.counts if self.run_recorder is not None else {},
         )
-        metrics |= self._concurrency_metrics(running.finished)
+        if isinstance(running, CollectedStep):
+            names = running.collection.items()
+            metrics |= {f"training/collection/{name}": value for name, value in names}
+        else:
+            metrics |= self._concurrency_metrics(running.finished)
         try:
             batch = running.rows.build(max_prompt_length, max_response_length, device, global_steps)
         except agl_fast.EmptyBatchError as error:
@@ -560,14 +734,14 @@ class AgentModeDaemon:
             finally:
                 self._batches.remove(batch)
 
-    def _end_requests(self, batch: RunningBatch) -> None:
+    def _end_requests(self, batch: RunningBatch | CollectedStep) -> None:
         if self._loop is not None:
             limit = self._deadlines.cancel
             self._loop.run(self._close(batch), what="aborting requests", limit=limit)
 
-    async def _close(self, batch: RunningBatch) -> None:
+    async def _close(self, batch: RunningBatch | CollectedStep) -> None:
         self.llm_proxy.refuse(batch.rollout_ids)
-        if self._batches == [batch]:
+        if self._batches == [batch] and self._collector is None:
             await self.llm_proxy.pause()
         await self.llm_proxy.close(batch.rollout_ids)
 

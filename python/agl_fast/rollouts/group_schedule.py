@@ -83,7 +83,8 @@ class GroupSchedule:
         taken, postponed = by_slack[:n_taken], by_slack[n_taken:]
         if len(taken) < n_taken:
             return None
-        slacks = sorted(self.slack(each, version) for each in [*postponed, *running])
+        others: list[Scheduled] = [*postponed, *running]
+        slacks = sorted(self.slack(each, version) for each in others)
         # Of the k-th postponed group, k // n_groups steps come first.
         if waits and any(slack < 1 + k // self.n_groups for k, slack in enumerate(slacks)):
             return None

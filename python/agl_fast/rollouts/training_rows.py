@@ -113,6 +113,11 @@ class TrainingRows:
             self._builder.add_many(kept)
         self._kept += kept
 
+    def set_aside(self, rollouts: Sequence[agl_fast.Rollout], reason: str) -> None:
+        """Count rollouts that are not trained."""
+        n_tokens = sum(map(n_sampled_tokens, rollouts))
+        self._count_skipped(reason, rollouts=len(rollouts), tokens=n_tokens)
+
     def _count_skipped(self, reason: str, *, rollouts: int, tokens: int) -> None:
         for name, count in (("skipped_rollouts", rollouts), ("skipped_tokens", tokens)):
             self.counts[name] += count

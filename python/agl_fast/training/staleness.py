@@ -48,14 +48,14 @@ def staleness_metrics(rows: Rows, policy_version: int) -> dict[str, float]:
     trained = rows.response_mask.bool()
     if versions is None or not trained.any():
         return {}
-    staleness = policy_version - versions[trained]
-    values, counts = staleness.unique(return_counts=True)
+    staleness = policy_version - versions[trained].numpy()
+    values, counts = np.unique(staleness, return_counts=True)
     shares = {
-        f"training/staleness/tokens/{value}": count / len(staleness)
+        f"training/staleness/tokens/{value}": float(count / len(staleness))
         for value, count in zip(values.tolist(), counts.tolist(), strict=True)
     }
     return {
-        "training/staleness/mean": float(staleness.double().mean()),
+        "training/staleness/mean": float(staleness.mean()),
         "training/staleness/max": float(staleness.max()),
         **shares,
     }

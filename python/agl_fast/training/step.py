@@ -269,7 +269,9 @@ def _infer_policy(
     }
     _add_trained(rows, policy)
     bent, bent_by = bent_tokens(rows.columns, rows.call_index)
-    versions = None if policy_version is None else token_versions(rows)
+    is_current = None
+    if policy_version is not None and (versions := token_versions(rows)) is not None:
+        is_current = versions.eq(policy_version)
     comparison = audit(
         rows.tensors.get("rollout_log_probs"),
         rows.tensors["old_log_probs"],
@@ -278,7 +280,7 @@ def _infer_policy(
         scope=policy_audit.scope,
         bent=bent,
         bent_by=bent_by,
-        is_current=None if versions is None else versions == policy_version,
+        is_current=is_current,
     )
     policy_audit.judge(comparison)
     return metrics | comparison.metrics
