@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 import agl_fast
 from agl_fast.rollouts import AgentModeDaemon
@@ -24,9 +24,9 @@ def collects(config: DictConfig) -> bool:
     So are those of synchronous collection with `algorithm.filter_groups`, which replaces groups
     while a step waits.
     """
-    filters = config.algorithm.get("filter_groups") or {}
-    settings = config.agentlightning.get("collection") or {}
-    return bool(settings.get("mode", "sync") != "sync" or filters.get("enable"))
+    mode = OmegaConf.select(config, "agentlightning.collection.mode", default="sync")
+    filters = OmegaConf.select(config, "algorithm.filter_groups.enable", default=False)
+    return bool(mode != "sync" or filters)
 
 
 def schedule_of(config: DictConfig) -> GroupSchedule:
