@@ -17,7 +17,7 @@ from agl_fast.proxy.announced import AnnouncedRollout
 from agl_fast.proxy.answer_checks import BadAnswerError, NoTokenIdsError
 from agl_fast.proxy.answers import AnswerCollector, Choice
 from agl_fast.proxy.events import EventReader
-from agl_fast.proxy.flights import AbortedError, Flight
+from agl_fast.proxy.flights import AbortedError, Flight, HeldError
 from agl_fast.proxy.large_json import in_thread_if_large
 from agl_fast.proxy.recorder import RecordedCall, Recorder
 from agl_fast.rows.calls import Call
@@ -90,6 +90,8 @@ class Exchange:
     Args:
         next_sequence: the store's, of (rollout id, attempt id). None: calls are numbered by time.
         flight: its waits for the server can be interrupted.
+        withholds: the agent gets nothing before the answer is complete, so that until then the
+            request can be repeated. Events of a stream come all at once.
 
     Attributes:
         has_answer: the agent has all that it needs, and may leave.
@@ -103,11 +105,14 @@ class Exchange:
         recorder: Recorder,
         next_sequence: Callable[[str, str], Awaitable[int]] | None,
         flight: Flight,
+        *,
+        withholds: bool = False,
     ) -> None:
         self._request = request
         self._recorder = recorder
         self._next_sequence = next_sequence
         self._flight = flight
+        self._withholds = withholds
         self._begun: web.StreamResponse | None = None
         self.has_answer = False
         self.ended_with_error = False
@@ -154,6 +159,8 @@ class Exchange:
             kind = "client_errors" if 400 <= response.status < 500 else "server_errors"
             self._recorder.count(kind)
             await self._write(reply, await self._whole(response) if body is None else body)
+        elif self._withholds:
+            await self._write(reply, await self._whole(response))
         else:
             async for chunk in self._chunks(response):
                 await self._write(reply, chunk)
@@ -190,7 +197,8 @@ class Exchange:
         self, response: aiohttp.ClientResponse, origin: Origin, collector: AnswerCollector
     ) -> web.StreamResponse:
         """Pass events on as they arrive, the first with the first ids. The last, with which every
-        choice has its finish reason, waits until the stream has ended and the call is recorded.
+        choice has its finish reason, waits until the stream has ended and the call is recorded;
+        where answers are withheld, all wait until then.
 
         Raises:
             As ``record_whole``; the agent may have a part of the answer then. If the answer cannot
@@ -199,14 +207,23 @@ class Exchange:
         self._recorder.count("streams")
         reply = self._reply(response)
         added: list[str] | None = None
+        withheld: list[bytes] = []
         try:
             async for held in self._events(response, collector):
                 if collector.failed and not self.has_begun:
-                    raise FailedAnswerError(response, held + await self._whole(response))
+                    body = b"".join([*withheld, held, await self._whole(response)])
+                    raise FailedAnswerError(response, body)
                 if added is None and collector.complete and not collector.failed:
+                    self._flight.is_repeatable = False
                     added = await self._add(origin, collector, collector.choices())
+                if self._withholds:
+                    withheld.append(held)
+                    continue
                 if held:
                     await self._write(reply, held)
+                self.has_answer = added is not None
+            if withheld:
+                await self._write(reply, b"".join(withheld))
                 self.has_answer = added is not None
             if added is None:  # the agent has the server's own error event
                 self.ended_with_error = True
@@ -268,6 +285,8 @@ class Exchange:
             name = "client_gone"
         elif isinstance(error, AbortedError):
             name = "aborted"
+        elif isinstance(error, HeldError):
+            name = "repeated"
         else:
             name = "incomplete"
         self._count_lost_as(name, n_tokens, origin)
@@ -332,6 +351,7 @@ class Exchange:
                 with self._flight.waiting():
                     chunk = await response.content.readany()
                 if not chunk:
+                    self._flight.is_read = True
                     return
                 yield chunk
         except aiohttp.ClientError as error:
@@ -348,6 +368,7 @@ class Exchange:
         try:
             if not reply.prepared:
                 self._begun = reply
+                self._flight.is_repeatable = False
                 await reply.prepare(self._request)
             for begin in range(0, len(chunk), _PIECE_BYTES):
                 await reply.write(memoryview(chunk)[begin : begin + _PIECE_BYTES])

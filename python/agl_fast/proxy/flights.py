@@ -19,6 +19,10 @@ class AbortedError(RuntimeError):
     """The request's rollout or attempt has ended; the message is for the agent."""
 
 
+class HeldError(RuntimeError):
+    """The request was aborted at its server before a weight sync; it is repeated afterwards."""
+
+
 class SilentServerError(ConnectionError):
     """A server answers nothing any more, not even ``/health``."""
 
@@ -34,6 +38,8 @@ class Flight:
         sent_at: when it was asked, of ``time.monotonic``.
         is_sent: the request is on its way to that server.
         has_begun: that server has answered with its headers.
+        is_read: that server's answer is complete.
+        is_repeatable: no answer is recorded, and the agent has nothing of one.
     """
 
     def __init__(self, rollout_id: str, attempt_id: str) -> None:
@@ -43,6 +49,8 @@ class Flight:
         self.sent_at = 0.0
         self.is_sent = False
         self.has_begun = False
+        self.is_read = False
+        self.is_repeatable = True
         self._asked_at: float | None = None
         self._task = asyncio.current_task()
         self._waits = False
@@ -50,7 +58,16 @@ class Flight:
 
     def goes_to(self, server: Server) -> None:
         self.server, self.sent_at = server, time.monotonic()
-        self.is_sent = self.has_begun = False
+        self.is_sent = self.has_begun = self.is_read = False
+
+    def leaves_server(self) -> None:
+        """The request waits for none, and all of its time is left."""
+        self.server, self._asked_at = None, None
+
+    def goes_on(self) -> None:
+        """A `HeldError` that came too late is not raised."""
+        if isinstance(self._error, HeldError):
+            self._error = None
 
     def seconds_left(self, seconds: float) -> float:
         """Of so many since the first server was asked; more than 0."""
@@ -61,11 +78,13 @@ class Flight:
     def interrupt(self, error: Exception) -> None:
         """Raise an error where the request waits for its server, now or the next time it does.
 
-        An answer that is complete is still recorded.
+        An answer that is complete is still recorded. The first error counts, except that every
+        other one replaces a `HeldError`.
         """
-        if self._error is None:
+        earlier = self._error
+        if earlier is None or isinstance(earlier, HeldError):
             self._error = error
-            if self._waits and self._task is not None:
+            if earlier is None and self._waits and self._task is not None:
                 self._task.cancel()
 
     @contextmanager
@@ -86,7 +105,7 @@ class Flight:
 
     def _raise_interrupt(self) -> None:
         error, self._error = self._error, None
-        if error is not None:
+        if error is not None and (self.is_repeatable or not isinstance(error, HeldError)):
             raise error
 
 

@@ -226,6 +226,43 @@ class LLMProxy(agentlightning.LLMProxy):
         if self._thread is not None and self._thread.is_running():
             await self._thread.run(self._server.abort(rollout_id, attempt_id))
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether answers are withheld until they are complete, so that ``hold`` can repeat every
+        call. Events of a stream come all at once then. Set it before agents call."""
+        return self._server.withholds_answers
+
+    @repeatable.setter
+    def repeatable(self, repeatable: bool) -> None:
+        self._server.withholds_answers = repeatable
+
+    async def hold(self, drain_seconds: float) -> None:
+        """Stop sampling before the servers' weights change; ``release`` continues.
+
+        Calls in flight may finish for ``drain_seconds``. What is left is aborted at the servers and
+        repeated after ``release``, like calls that come meanwhile: their agents wait, and the wait
+        does not count against ``timeout_seconds``. Discarded tokens are counted
+        (``repeated_tokens``). A streamed answer of which the agent has a part cannot be repeated:
+        ``hold`` waits until it is complete. With ``repeatable`` there is none.
+
+        Raises:
+            RuntimeError: the proxy does not run.
+        """
+        await self._running_thread().run(self._server.gate.hold(drain_seconds))
+
+    async def release(self, policy_version: int) -> None:
+        """End ``hold``: the servers hold the weights of this version.
+
+        Raises:
+            RuntimeError: the proxy does not run.
+        """
+        await self._running_thread().run(self._server.release(policy_version))
+
+    def _running_thread(self) -> ServingThread:
+        if self._thread is None or not self._thread.is_running():
+            raise RuntimeError("the proxy does not run")
+        return self._thread
+
     async def pause(self) -> None:
         """Abort every request, and refuse those to come (503) until ``resume``.
 

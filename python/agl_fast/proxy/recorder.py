@@ -97,6 +97,8 @@ class Recorder:
     dangerous                    requests that broke several servers, and are not sent any more
     aborted                      requests whose rollout, attempt or step had ended before they had
                                  their answer; ``aborted_tokens``: of streams, as far as they came
+    repeated                     requests that were aborted before a weight sync, and sent again;
+                                 ``repeated_tokens``: of streams, as far as they came
     refused_while_paused         requests that came between two steps, when the servers sleep
     without_token_ids            answers 200 that lacked token ids: the request failed
     not_supported                requests for an endpoint that returns no token ids

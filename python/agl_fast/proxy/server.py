@@ -32,6 +32,7 @@ from agl_fast.proxy.exchange import (
 )
 from agl_fast.proxy.fleet import Fleet, NoServerError, Server
 from agl_fast.proxy.flights import AbortedError, Flight, Flights, SilentServerError
+from agl_fast.proxy.gate import Gate
 from agl_fast.proxy.health import HealthMonitor
 from agl_fast.proxy.incoming import origin_of, split_path
 from agl_fast.proxy.large_json import in_thread_if_large
@@ -95,6 +96,8 @@ class ProxyServer:
     Attributes:
         announced: the rollouts whose calls are answered.
         policy_version: of the weights that the servers hold; None: unknown.
+        gate: between the agents' requests and the servers.
+        withholds_answers: agents get nothing of an answer before it is complete.
     """
 
     def __init__(
@@ -119,6 +122,8 @@ class ProxyServer:
         self.leave_store: Callable[[], Awaitable[None]] | None = None  # at the end
         self.is_paused = False
         self.flights = Flights()
+        self.gate = Gate()
+        self.withholds_answers = False
         self._api_key = api_key
         self._timeout_seconds = timeout_seconds
         self._move_after_seconds = move_after_seconds
@@ -183,7 +188,13 @@ class ProxyServer:
             return self._not_supported(path)
         flying = self.flights.of(unquote(rollout_id or ""), unquote(attempt_id or ""))
         with self.recorder.request(), flying as flight:
-            exchange = Exchange(request, self.recorder, self.next_sequence, flight)
+            exchange = Exchange(
+                request,
+                self.recorder,
+                self.next_sequence,
+                flight,
+                withholds=self.withholds_answers,
+            )
             return await self._answer(request, exchange, flight, path, (rollout_id, attempt_id))
 
     async def _answer(
@@ -290,6 +301,11 @@ class ProxyServer:
         stale = [each for each in flights if each.attempt_id != latest]
         for each in stale:
             each.interrupt(AbortedError(f"attempt {each.attempt_id!r} was replaced by {latest!r}"))
+
+    async def release(self, policy_version: int) -> None:
+        """Open the gate; the servers have other weights."""
+        self.policy_version = policy_version
+        self.gate.release()
 
     def _count_gone(self, exchange: Exchange) -> None:
         if not exchange.has_answer and not self._hanging_up:
@@ -437,6 +453,7 @@ class ProxyServer:
             return await first_answer(
                 ask,
                 fleet=fleet,
+                gate=self.gate,
                 flight=flight,
                 exchange=exchange,
                 recorder=self.recorder,

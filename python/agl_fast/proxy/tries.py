@@ -16,7 +16,8 @@ from agl_fast.proxy.exchange import (
     FailedAnswerError,
 )
 from agl_fast.proxy.fleet import Fleet, NoServerError, Server, request_key
-from agl_fast.proxy.flights import Flight, SilentServerError
+from agl_fast.proxy.flights import Flight, HeldError, SilentServerError
+from agl_fast.proxy.gate import Gate
 from agl_fast.proxy.large_json import in_thread_if_large
 from agl_fast.proxy.recorder import Recorder
 
@@ -32,6 +33,7 @@ async def first_answer(
     ask: Callable[[Server], Awaitable[web.StreamResponse]],
     *,
     fleet: Fleet,
+    gate: Gate,
     flight: Flight,
     exchange: Exchange,
     recorder: Recorder,
@@ -43,6 +45,8 @@ async def first_answer(
     Connections that fail, and servers that fall silent, are the server's fault at once. Any other
     failure may be the request's: it counts against a server only when another one answers the same
     request.
+
+    While the gate is closed, the request waits, and then begins anew: no server has been tried.
 
     Args:
         body: the agent's.
@@ -65,6 +69,10 @@ async def first_answer(
                 "servers broke on this request one after another and have not answered since: it "
                 "is not sent to another one"
             ) from failure
+        if await gate.wait(flight):
+            if failure is not None:
+                recorder.count(_counted(failure))
+            tried, failure = [], None
         try:
             server = fleet.server_for(rollout_id, tried)
         except NoServerError:
@@ -76,9 +84,12 @@ async def first_answer(
             recorder.count(_counted(failure))
         tried.append(server)
         flight.goes_to(server)
-        with server.busy():
+        with server.busy(), gate.asking(flight):
             try:
                 reply = await ask(server)
+            except HeldError:
+                recorder.count("repeated")
+                continue
             except (UnreachableError, BrokenAnswerError, SilentServerError) as error:
                 if error.breaks_connection:
                     if key is None:
@@ -107,7 +118,8 @@ async def first_answer(
             else:
                 fleet.leave(server, rollout_id)
                 suspects.append((server, failure))
-        if exchange.has_begun or len(tried) == SERVERS_A_REQUEST:
+        has_tried_enough = len(tried) == SERVERS_A_REQUEST and not gate.is_held
+        if exchange.has_begun or has_tried_enough:
             raise failure
 
 

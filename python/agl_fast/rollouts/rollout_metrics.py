@@ -35,6 +35,7 @@ LOST_TOKENS = (
     "refused_tokens",
     "client_gone_tokens",
     "aborted_tokens",
+    "repeated_tokens",
     "incomplete_tokens",
     "duplicate_tokens",
     "discarded_tokens",
