@@ -308,10 +308,10 @@ def measure(mode: str, load: Load, options: argparse.Namespace) -> Measured:
                 daemon.clear_data_and_server()
                 time.sleep(load.update_seconds)
             else:
-                groups = daemon.collect_groups()
+                daemon.collect_groups()
                 if mode == "partial":
                     daemon.hold(options.drain)
-                batch, metrics = daemon.training_batch(2048, 2048, "cpu", step, groups)
+                batch, metrics = daemon.training_batch(2048, 2048, "cpu", step)
                 time.sleep(load.update_seconds)
                 if mode == "overlap":
                     daemon.hold(options.drain)

@@ -82,17 +82,9 @@ class CollectedLoop(Loop):
         )
 
     def make_daemon(self) -> Any:
-        daemon = new_daemon(
+        return new_daemon(
             self.store_in_use, train_rollout_n=N_ROLLOUTS, trace_aggregator={"level": "transition"}
         )
-        if not hasattr(daemon.llm_proxy, "hold"):  # SHIM
-
-            async def hold(seconds): ...
-            async def release(version):
-                daemon.llm_proxy.policy_version = version
-
-            daemon.llm_proxy.hold, daemon.llm_proxy.release = hold, release
-        return daemon
 
     def _load_checkpoint(self) -> None:
         tracker = self.folder / "last"

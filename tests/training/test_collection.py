@@ -69,7 +69,7 @@ def test_a_run_that_is_killed_again_and_again_trains_every_sample_once(tmp_path,
     keep_logs(monkeypatch)
     draw = random.Random(mode)
     n_killed = 0
-    while n_killed < 10 and not run_and_kill(tmp_path, draw.uniform(0.3, 1.5), mode):
+    while n_killed < 10 and not run_and_kill(tmp_path, draw.uniform(0.2, 0.9), mode):
         n_killed += 1
     loop = run(tmp_path, mode=mode)
     require_every_sample_once_an_epoch(loop.trained)

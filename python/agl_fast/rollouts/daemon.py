@@ -232,6 +232,7 @@ class AgentModeDaemon:
         self._batch: RunningBatch | None = None
         self._batches: list[RunningBatch] = []  # all that have begun and not ended
         self._collector: Collector | None = None
+        self._collected: CollectedStep | None = None
         self._stale: set[str] = set()
         self._is_starvation_reported = False
         self._first_runner = FirstRunner(first_runner_seconds)
@@ -453,8 +454,8 @@ class AgentModeDaemon:
 
         A step::
 
-            step = daemon.collect_groups()
-            batch, metrics = daemon.training_batch(2048, 4096, "cpu", global_step, step)
+            daemon.collect_groups()
+            batch, metrics = daemon.training_batch(2048, 4096, "cpu", global_step)
             ...  # update
             daemon.hold(5.0)
             ...  # new weights for the servers
@@ -489,6 +490,7 @@ class AgentModeDaemon:
         self, collector: Collector, server_addresses: list[str], n_steps: int
     ) -> None:
         await self._use_servers(server_addresses)
+        self.llm_proxy.repeatable = True
         self._proxy_counts.begin(is_train=True)
         await collector.begin(self.policy_version, n_steps)
 
@@ -537,6 +539,7 @@ class AgentModeDaemon:
             self._take(step, each)
         if finished:
             self.llm_proxy.require_known_model(step.rollout_ids)
+        self._collected = step
         return step
 
     def hold(self, drain_seconds: float) -> None:
@@ -569,7 +572,7 @@ class AgentModeDaemon:
 
     def end_collection(self) -> None:
         """Cancel the rollouts in flight."""
-        collector, self._collector = self._collector, None
+        collector, self._collector, self._collected = self._collector, None, None
         if collector is None or self._loop is None:
             return
         limit = self._deadlines.cancel
@@ -579,6 +582,7 @@ class AgentModeDaemon:
         rollout_ids = [each for group in collector.in_flight for each in group.inputs]
         self.llm_proxy.refuse(rollout_ids)
         await collector.end()
+        self.llm_proxy.repeatable = False
         if not self._batches:
             await self.llm_proxy.pause()
         await self.llm_proxy.close(rollout_ids)
@@ -646,9 +650,10 @@ class AgentModeDaemon:
         """``get_train_data_batch`` with an ``agl_fast.Batch`` in place of verl's DataProto.
 
         Args:
-            running: of `begin_batch` or `collect_groups`; None: the one of
-                `set_up_data_and_server`.
+            running: of `begin_batch` or `collect_groups`; None: the last one of `collect_groups`,
+                or that of `set_up_data_and_server`.
         """
+        running = running or self._collected
         if not isinstance(running, CollectedStep):
             running = self._finished_batch(running, is_train=True)
         assert running.rows is not None

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-import agl_fast
 from agl_fast.rollouts import AgentModeDaemon
 from agl_fast.rollouts.group_schedule import GroupSchedule
 from agl_fast.training.sample_stream import SampleStream
@@ -84,31 +83,23 @@ class Collection:
             on_stale=self._config.agentlightning.collection.on_stale,
         )
 
-    def sample(
-        self, widths: tuple[int, int], step: int
-    ) -> tuple[agl_fast.Batch, dict[str, float], int]:
-        """Wait for the step's groups.
+    def collect(self) -> int:
+        """Wait for the step's groups; the daemon's training batch has their rollouts.
 
         Where servers and trainer share devices, calls are held from here to the weight sync.
 
-        Args:
-            widths: P and R.
-            step: the trainer's.
-
         Returns:
-            The batch of their calls, metrics `training/*`, and the number of rollouts.
+            The number of rollouts.
 
         Raises:
             SamplesExhaustedError: there are no samples left.
-            EmptyBatchError: no rollout gave a row.
         """
         groups = self._daemon.collect_groups()
         if not groups.rollout_ids and groups.is_last:
             raise SamplesExhaustedError
         if not self._overlaps:
             self._hold()
-        batch, metrics = self._daemon.training_batch(*widths, "cpu", step, groups)
-        return batch, metrics, len(groups.rollout_ids)
+        return len(groups.rollout_ids)
 
     @contextmanager
     def syncing(self, version: int) -> Iterator[None]:

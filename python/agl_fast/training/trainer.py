@@ -276,7 +276,9 @@ class AgentLightningTrainer(RayPPOTrainer):
         with timed("gen", seconds):
             try:
                 if self.collection is not None:
-                    batch, metrics, n_rollouts = self._collect(self.collection)
+                    self.servers_alive.begin()
+                    n_rollouts = self.collection.collect()
+                    batch, metrics = self._batch()
                 else:
                     assert columns is not None
                     batch, metrics = self.sample(columns)
@@ -332,10 +334,6 @@ class AgentLightningTrainer(RayPPOTrainer):
             columns=dict(rows.non_tensor_batch),
         )
         return batch, metrics
-
-    def _collect(self, collection: Collection) -> tuple[agl_fast.Batch, dict[str, float], int]:
-        self.servers_alive.begin()
-        return collection.sample(configured_widths(self.config), self.global_steps)
 
     def _calls_held(self) -> AbstractContextManager[None]:
         """Hold the calls of rollouts that go on across a weight sync."""
