@@ -13,6 +13,7 @@ from agentlightning.execution import SharedMemoryExecutionStrategy
 from agentlightning.types import LLM
 from omegaconf import DictConfig
 
+from agl_fast.training.datasets import Samples
 from agl_fast.verl.addresses import routable_address, url_host
 from agl_fast.verl.agentlightning_patches import patch_agentlightning
 from agl_fast.verl.config import decide_with_model, merge_settings
@@ -99,7 +100,7 @@ class VERL(Algorithm):
             val_dataset: likewise; None: the run does not validate.
 
         Raises:
-            TypeError: a dataset is a mapping, or has no length.
+            TypeError: a dataset is a mapping, or has no length, or its first sample has no fields.
             ValueError: there are fewer samples than `data.train_batch_size`, or nothing to
                 validate on though `trainer.val_only` is set; there are several LLMs, or several
                 runners in one process; the mode is v1 and there is no store.
@@ -119,6 +120,8 @@ class VERL(Algorithm):
                 _require_one_runner_a_process(self.get_trainer().strategy)
         if val_dataset is not None:
             _require_a_length("val_dataset", val_dataset)
+            if len(val_dataset):
+                Samples(val_dataset)[0]  # raises TypeError for another kind of sample
         if val_dataset is None or len(val_dataset) == 0:
             _do_not_validate(config)
             print("agl_fast: there is no val_dataset, so the run does not validate")
@@ -188,6 +191,8 @@ def _require_samples(config: DictConfig, train_dataset: Any) -> None:
             f"train_dataset has {len(train_dataset)} samples: expected at least "
             f"data.train_batch_size={batch_size}"
         )
+    if "data_id" in Samples(train_dataset)[0]:
+        print("agl_fast: samples have a column data_id: agents get the run's own id in its place")
 
 
 def _require_a_length(name: str, dataset: Any) -> None:

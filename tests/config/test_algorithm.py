@@ -17,6 +17,10 @@ from support.verl_settings import documented
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Agent-lightning and what it imports
 
 
+def samples(n: int) -> list[dict[str, int]]:
+    return [{"question": i} for i in range(n)]
+
+
 class Adapter:
     pass
 
@@ -50,10 +54,10 @@ def test_run_gets_what_agent_lightning_has_set(runs: list[Any], adapter: Adapter
     algorithm = make_algorithm(adapter, trainer_cls=int, daemon_cls=str)
     assert isinstance(algorithm, agentlightning.Algorithm)
     assert algorithm.is_async() is False
-    algorithm.run(range(16), range(2))
+    algorithm.run(samples(16), samples(2))
     (run,) = runs
     assert run["config"] == algorithm.config
-    assert (run["train_dataset"], run["val_dataset"]) == (range(16), range(2))
+    assert (run["train_dataset"], run["val_dataset"]) == (samples(16), samples(2))
     assert (run["store"], run["llm_proxy"], run["adapter"]) == ("the store", None, adapter)
     assert (run["trainer_cls"], run["daemon_cls"]) == (int, str)
 
@@ -75,7 +79,7 @@ def test_what_the_model_decides_is_decided_when_the_run_starts(
     monkeypatch.setattr("agl_fast.algorithm.decide_with_model", decide)
     algorithm = make_algorithm(adapter)
     assert decided == []
-    algorithm.run(range(16), range(2))
+    algorithm.run(samples(16), samples(2))
     (run,) = runs
     assert run["config"].trainer.experiment_name == "decided"
     assert algorithm.config.trainer.experiment_name == "an experiment"
@@ -86,9 +90,9 @@ def test_what_the_model_decides_is_decided_when_the_run_starts(
 def test_fewer_samples_than_a_batch(runs: list[Any], adapter: Adapter) -> None:
     message = r"train_dataset has 15 samples: expected at least data\.train_batch_size=16"
     with pytest.raises(ValueError, match=message):
-        make_algorithm(adapter).run(range(15), range(2))
+        make_algorithm(adapter).run(samples(15), samples(2))
     with pytest.raises(ValueError, match="train_dataset is None"):
-        make_algorithm(adapter).run(None, range(2))
+        make_algorithm(adapter).run(None, samples(2))
     assert runs == []
 
 
@@ -96,9 +100,9 @@ def test_fewer_samples_than_a_batch(runs: list[Any], adapter: Adapter) -> None:
 def test_datasets_are_samples_by_index(runs: list[Any], adapter: Adapter, dataset: Any) -> None:
     kind = type(dataset).__name__
     with pytest.raises(TypeError, match=f"train_dataset is of type {kind}: expected samples by i"):
-        make_algorithm(adapter).run(dataset, range(2))
+        make_algorithm(adapter).run(dataset, samples(2))
     with pytest.raises(TypeError, match=f"val_dataset is of type {kind}: expected samples by ind"):
-        make_algorithm(adapter).run(range(16), dataset)
+        make_algorithm(adapter).run(samples(16), dataset)
     assert runs == []
 
 
@@ -107,7 +111,7 @@ def test_no_validation_without_samples(
     runs: list[Any], adapter: Adapter, capsys: pytest.CaptureFixture[str], val_dataset: Any
 ) -> None:
     algorithm = make_algorithm(adapter)
-    algorithm.run(range(16), val_dataset)
+    algorithm.run(samples(16), val_dataset)
     (run,) = runs
     assert run["val_dataset"] is None
     assert run["config"].trainer.val_before_train is False
@@ -118,13 +122,13 @@ def test_no_validation_without_samples(
 
 def test_validating_only_needs_samples(runs: list[Any], adapter: Adapter) -> None:
     with pytest.raises(ValueError, match=r"trainer\.val_only=True: expected a val_dataset"):
-        make_algorithm(adapter, documented(trainer__val_only=True)).run(range(16))
+        make_algorithm(adapter, documented(trainer__val_only=True)).run(samples(16))
     assert runs == []
 
 
 def test_mode_v1_needs_a_store(runs: list[Any]) -> None:
     with pytest.raises(ValueError, match=r"[Ss]tore"):
-        agl_fast.VERL(documented(agentlightning={"mode": "v1"})).run(range(16), range(2))
+        agl_fast.VERL(documented(agentlightning={"mode": "v1"})).run(samples(16), samples(2))
     assert runs == []
 
 
@@ -132,13 +136,13 @@ def test_without_a_store_the_mode_is_v0(runs: list[Any]) -> None:
     algorithm = agl_fast.VERL(documented())
     trainer = Adapter()  # as Agent-lightning's legacy trainer, it has no strategy
     algorithm.set_trainer(trainer)
-    algorithm.run(range(16), range(2))
+    algorithm.run(samples(16), samples(2))
     (run,) = runs
     assert (run["store"], run["llm_proxy"], run["adapter"]) == (None, None, None)
 
 
 def test_mode_v0_leaves_the_store_alone(runs: list[Any], adapter: Adapter) -> None:
-    make_algorithm(adapter, documented(agentlightning={"mode": "v0"})).run(range(16), range(2))
+    make_algorithm(adapter, documented(agentlightning={"mode": "v0"})).run(samples(16), samples(2))
     assert runs[0]["store"] is None
 
 
@@ -165,12 +169,12 @@ def test_several_llms_are_refused_and_other_resources_said_to_be_left_out(
     algorithm = make_algorithm(adapter)
     algorithm.set_initial_resources({"main_llm": judge, "judge": judge})
     with pytest.raises(ValueError, match="initial_resources has the LLMs judge: expected none"):
-        algorithm.run(range(16), range(2))
+        algorithm.run(samples(16), samples(2))
     assert runs == []
     template = agentlightning.PromptTemplate(template="{x}", engine="f-string")
     algorithm.set_initial_resources({"prompt": template})
     capsys.readouterr()
-    algorithm.run(range(16), range(2))
+    algorithm.run(samples(16), samples(2))
     assert len(runs) == 1
     assert "initial_resources (prompt) are not passed on" in capsys.readouterr().out
 
@@ -188,11 +192,11 @@ def test_several_runners_in_one_process_are_refused(
     algorithm = make_algorithm(adapter)
     algorithm.set_trainer(trainer)
     if not is_refused:
-        algorithm.run(range(16), range(2))
+        algorithm.run(samples(16), samples(2))
         assert len(runs) == 1
         return
     with pytest.raises(ValueError, match="strategy='shm' with n_runners=2: expected n_runners=1"):
-        algorithm.run(range(16), range(2))
+        algorithm.run(samples(16), samples(2))
     assert runs == []
 
 
@@ -201,7 +205,7 @@ def test_notices_are_printed_once_a_run(
 ) -> None:
     algorithm = make_algorithm(adapter, documented(custom_reward_function={"name": "score"}))
     capsys.readouterr()
-    algorithm.run(range(16), range(2))
+    algorithm.run(samples(16), samples(2))
     printed = capsys.readouterr().out
     assert printed.count("agl_fast: custom_reward_function.name is called ") == 1
     assert printed.count("trainer.use_v1=false") == 1
@@ -216,3 +220,20 @@ def test_bad_settings_are_refused_at_once() -> None:
         ValueError, match=r"model\.path='/nowhere': expected a folder with a config"
     ):
         agl_fast.VERL(documented(actor_rollout_ref__model__path="/nowhere"))
+
+
+def test_samples_have_fields(runs: list[Any], adapter: Adapter) -> None:
+    with pytest.raises(TypeError, match="sample 0 of the dataset is a str: expected a mapping"):
+        make_algorithm(adapter).run(["a question"] * 16, samples(2))
+    with pytest.raises(TypeError, match="sample 0 of the dataset is a int: expected a mapping"):
+        make_algorithm(adapter).run(samples(16), range(2))
+    assert runs == []
+
+
+def test_a_column_that_the_run_replaces_is_named(
+    runs: list[Any], adapter: Adapter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_algorithm(adapter).run([{"data_id": 7}] * 16)
+    assert "samples have a column data_id: agents get the run's own id" in capsys.readouterr().out
+    make_algorithm(adapter).run(samples(16))
+    assert "data_id" not in capsys.readouterr().out

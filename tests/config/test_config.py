@@ -232,7 +232,7 @@ def test_key_that_verl_has_no_place_for_is_refused() -> None:
         ("agentlightning.max_empty_steps", -1, "at least 0"),
         ("agentlightning.trace_aggregator.trajectory_max_prompt_length", 0, "at least 1"),
         ("agentlightning.trace_aggregator.trajectory_max_response_length", 0, "at least 1"),
-        ("agentlightning.trace_aggregator.trajectory_max_total_length", 0, "at least 1"),
+        ("agentlightning.trace_aggregator.trajectory_max_total_length", 0, "at least 2"),
         ("agentlightning.trace_aggregator.tree_max_tokens", 0, "at least 1"),
     ],
 )

@@ -196,7 +196,10 @@ def test_a_critic_is_decided_with_its_own_model(tmp_path, monkeypatch):
 
 
 def test_ulysses_needs_flash_attention(tmp_path, machine):
-    changes = {"actor_rollout_ref__actor__ulysses_sequence_parallel_size": 2}
+    changes = {
+        "actor_rollout_ref__actor__ulysses_sequence_parallel_size": 2,
+        "trainer__n_gpus_per_node": 2,
+    }
     with pytest.raises(ValueError, match=r"ulysses_sequence_parallel_size=2.*not installed"):
         composed(model_of(tmp_path), **changes)
     machine.flash = SimpleNamespace()

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of verl, vLLM and what they
 ROLLOUT = "actor_rollout_ref.rollout"
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
+ROWS = "agentlightning.trace_aggregator"
 
 
 def settings_with(key: str, value: object) -> dict[str, Any]:
@@ -160,11 +161,86 @@ def test_servers_hold_what_the_limits_allow(level: str, context: int, needed: st
         (f"{ACTOR}.optim.lr", -1e-6, "a finite number, at least 0"),
         (f"{ACTOR}.ppo_epochs", 0, "at least 1"),
         ("trainer.total_epochs", 0, "at least 1"),
+        # What these would train: nothing, or the opposite.
+        (f"{ACTOR}.optim.clip_grad", 0, "a number above 0, the largest norm"),
+        (f"{ACTOR}.optim.clip_grad", -1.0, "a number above 0, the largest norm"),
+        ("critic.optim.clip_grad", 0, "a number above 0, the largest norm"),
+        (f"{ACTOR}.loss_scale_factor", -5, "at least 1"),
+        (f"{ACTOR}.kl_loss_coef", -0.1, "a finite number, at least 0"),
+        (f"{ACTOR}.entropy_coeff", float("inf"), "a finite number"),
+        (f"{MODEL}.lora_alpha", 0, "a finite number above 0"),
+        (f"{MODEL}.lora_rank", -1, "at least 0"),
+        ("trainer.critic_warmup", 5, "0, as the run has no critic"),
+        # What these would end: the first update, or every call.
+        (f"{ACTOR}.clip_ratio_c", 1.0, "a finite number above 1"),
+        (f"{ACTOR}.tau_pos", 0, "a finite number above 0"),
+        (f"{ACTOR}.optim.lr_warmup_steps", -5, "at least 0, or -1"),
+        (f"{ACTOR}.optim.lr_warmup_steps_ratio", 2.0, "a number from 0 to 1"),
+        (f"{ACTOR}.ulysses_sequence_parallel_size", 0, "at least 1"),
+        ("algorithm.gamma", 2.0, "a number from 0 to 1"),
+        ("algorithm.lam", -0.5, "a number from 0 to 1"),
+        ("algorithm.kl_ctrl.horizon", 0, "at least 1"),
+        ("algorithm.kl_ctrl.target_kl", 0.0, "a finite number above 0"),
+        (f"{ROLLOUT}.top_k", -5, "-1 or 0 for all tokens"),
+        (f"{ROLLOUT}.val_kwargs.top_k", -7, "-1 or 0 for all tokens"),
+        (f"{ROLLOUT}.val_kwargs.temperature", -1.0, "a finite number, at least 0"),
+        ("agentlightning.trace_aggregator.trajectory_max_total_length", 1, "at least 2"),
     ],
 )
 def test_a_value_out_of_range_is_named(key: str, value: object, expected: str) -> None:
     with pytest.raises(ValueError, match=rf"{key}={value}: expected {expected}"):
         compose(settings_with(key, value), device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("api_key", ""),
+        ("api_key", " padded"),
+        ("api_key", "a\nb"),
+        ("api_key", "clé"),
+        ("host", ""),
+        ("advertise_host", "http://here"),
+    ],
+)
+def test_what_no_request_can_hold(name: str, value: str) -> None:
+    key = f"agentlightning.proxy.{name}"
+    with pytest.raises(ValueError, match=r"expected (printable|a host)") as caught:
+        compose(settings_with(key, value), device="cuda")
+    assert str(caught.value).startswith(f"{key}={value!r}: expected ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"betas": [2, 3]}, "Invalid beta parameter"),
+        ({"betas": [0.9]}, "expected arguments of torch.optim.AdamW"),
+        ({"optimizer": "LBFGS"}, "unexpected keyword argument 'weight_decay'"),
+        ({"optimizer": "lr_scheduler"}, "expected a class of torch.optim"),
+        ({"override_optimizer_config": {"foo": 1}}, "unexpected keyword argument 'foo'"),
+        ({"optimizer_impl": "no_module.optim"}, "expected a module that can be imported"),
+    ],
+)
+def test_an_optimizer_that_no_worker_can_make(changes: dict[str, Any], expected: str) -> None:
+    settings = documented(**{f"{ACTOR}.optim.{k}".replace(".", "__"): changes[k] for k in changes})
+    with pytest.raises(ValueError, match=expected) as caught:
+        compose(settings, device="cuda")
+    assert str(caught.value).startswith(f"{ACTOR}.optim.")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("agentlightning.runner_silent_seconds", 10.0, "healthy ones count as dead"),
+        (f"{ROWS}.trajectory_max_total_length", 2048, "leaves no room for an answer"),
+    ],
+)
+def test_limits_that_healthy_rollouts_exceed_are_said(key: str, value: object, said: str) -> None:
+    settings = settings_with(key, value)
+    settings["agentlightning"].setdefault("trace_aggregator", {})["level"] = "trajectory"
+    assert [line for line in compose(settings, device="cuda").lines if said in line]
+    settings["agentlightning"] = {"trace_aggregator": {"level": "trajectory"}}
+    assert not [line for line in compose(settings, device="cuda").lines if said in line]
 
 
 @pytest.mark.parametrize(("name", "value"), [("top_p", 0.8), ("top_k", 20)])

@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="needs the extra [cpu]")
 from omegaconf import OmegaConf
 
 from agl_fast.verl.config import compose
-from agl_fast.verl.config.servers import served_model_name
+from agl_fast.verl.config.servers import ENGINE_KWARGS, answer_limit, served_model_name
 from support.verl_settings import documented
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of verl, vLLM and what they import
@@ -144,3 +144,46 @@ def test_no_grammar_constrains_every_answer_of_a_mistral_model(
     assert vllm.tokenizer_mode == (expected or given["tokenizer_mode"])
     assert any("constrains every answer" in line for line in found.lines) == (not given)
     assert "tokenizer_mode" not in composed().actor_rollout_ref.rollout.engine_kwargs.vllm
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("max_model_len", 50, "replace actor_rollout_ref.rollout.max_model_len=None"),
+        ("logprobs_mode", "raw_logits", "replace actor_rollout_ref.rollout.logprobs_mode="),
+        ("tensor_parallel_size", 2, "actor_rollout_ref.rollout.tensor_model_parallel_size=1"),
+        ("api_key", "secret", "agents' key is agentlightning.proxy.api_key"),
+        ("max_num_seq", 4, "did you mean max_num_seqs?"),
+        ("foo_bar", 1, "expected an argument of vllm serve"),
+    ],
+)
+def test_engine_arguments_that_would_end_the_servers(name: str, value: Any, expected: str) -> None:
+    settings = documented(
+        **{f"{ENGINE_KWARGS}.{name}".replace(".", "__"): value}, actor_rollout_ref__model__path="m"
+    )
+    with pytest.raises(ValueError, match="expected") as caught:
+        compose(settings, device="cuda")
+    assert str(caught.value).startswith(f"{ENGINE_KWARGS}.{name}")
+    assert expected in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [
+        ({}, 256),  # data.max_response_length
+        ({"actor_rollout_ref__rollout__response_length": 100}, 100),
+        ({f"{ENGINE}override_generation_config": {"max_new_tokens": 77}}, 77),
+        ({f"{ENGINE}override_generation_config": '{"max_new_tokens": 78}'}, 78),
+        ({f"{ENGINE}override_generation_config": {"top_p": 1.0}}, None),
+    ],
+)
+def test_the_servers_cut_answers_whatever_a_request_says(
+    changes: dict[str, Any], limit: int | None
+) -> None:
+    """vLLM's min(request, override): a longer max_tokens of an agent does not count."""
+    from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
+
+    config = compose(documented(**changes), device="cuda").config
+    assert answer_limit(config) == limit
+    assert get_max_tokens(9000, 5000, 10, {}, limit) == (limit or 5000)

@@ -36,6 +36,7 @@ from support.verl_settings import documented
 pytestmark = pytest.mark.filterwarnings("ignore")  # of verl, vLLM and what they import
 
 ACTOR = "actor_rollout_ref.actor"
+CORRECTION = "algorithm.rollout_correction"
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,38 @@ def changed(composed: Any, changes: dict[str, object]) -> Any:
         ({f"{ACTOR}.policy_loss.loss_mode": "clip_cov"}, "loss_mode='clip_cov': it picks tokens"),
         ({f"{ACTOR}.policy_loss.loss_mode": "dro"}, "dro_beta=None: expected a number above 0"),
         ({"ray_kwargs.ray_init.num_cpus": 2}, "num_cpus=2: expected at least 4"),
+        (
+            {f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 2},
+            "expected a divisor of trainer.nnodes × trainer.n_gpus_per_node = 1",
+        ),
+        ({f"{CORRECTION}.rollout_is": "tokens"}, "Invalid rollout_is: tokens"),
+        (
+            {f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.rollout_is_threshold": -1},
+            "upper bound must be positive",
+        ),
+        ({f"{CORRECTION}.rollout_rs": "seq_k1"}, "expected what verl can compute"),
+        (
+            {f"{CORRECTION}.rollout_rs": "token_k1"},
+            "rollout_rs_threshold must be explicitly provided",
+        ),
+        (
+            {
+                f"{CORRECTION}.rollout_rs": "seq_mean_k1",
+                f"{CORRECTION}.rollout_rs_threshold": "2_3",
+            },
+            "expected thresholds on both sides of ratio 1",
+        ),
+        (
+            {
+                "trainer.resume_mode": "resume_path",
+                "trainer.resume_from_path": "/nowhere/global_step_5",
+            },
+            "expected an existing folder global_step_N",
+        ),
+        (
+            {"trainer.default_local_dir": f"{__file__}/checkpoints"},
+            "test_preflight.py is a file",
+        ),
     ],
 )
 def test_what_the_run_would_refuse(

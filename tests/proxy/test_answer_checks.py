@@ -263,6 +263,7 @@ def test_vocabulary(prompt: list[int], response: list[int], named: str) -> None:
 
 
 EOS = ModelLimits(context_length=50, end_ids=frozenset({9}))
+CUT = ModelLimits(context_length=50, max_tokens=30, end_ids=frozenset({9}))
 
 
 @pytest.mark.parametrize(
@@ -283,6 +284,12 @@ EOS = ModelLimits(context_length=50, end_ids=frozenset({9}))
         (20, 9, "tool_calls", None, Asked(max_tokens=40), EOS, "tool_calls"),
         (20, 1, "tool_calls", None, Asked(), EOS, "tool_calls"),  # the server's own limit
         (40, 9, "stop", None, Asked(max_tokens=40), EOS, "stop"),
+        # The servers cut answers at 30 tokens, whatever an agent asks for.
+        (30, 1, "tool_calls", None, Asked(max_tokens=40), CUT, "length"),
+        (30, 1, "tool_calls", None, Asked(), CUT, "length"),
+        (30, 9, "tool_calls", None, Asked(max_tokens=40), CUT, "tool_calls"),
+        (20, 1, "tool_calls", None, Asked(max_tokens=20), CUT, "length"),
+        (20, 1, "tool_calls", None, Asked(), CUT, "abort"),
         (40, 1, "stop", "END", Asked(max_tokens=40), EOS, "stop"),
         (40, 1, "length", None, Asked(max_tokens=40), EOS, "length"),
         (3, 1, "abort", None, Asked(max_tokens=40), EOS, "abort"),

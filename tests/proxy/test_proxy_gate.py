@@ -165,11 +165,11 @@ def test_a_server_that_dies_in_the_drain_loses_nothing(proxy, agents, stream):
         proxy.update_model_list([dying.model_entry()])
         answers = [agents.submit(ask, proxy, stream=stream) for _ in range(4)]
         wait_until(lambda: len(dying.requests) == 4)
-        proxy._server.fleet.servers.append(_server(other))
         hold = agents.submit(asyncio.run, proxy.hold(10.0))
         wait_until(lambda: proxy._server.gate.is_held)
         dying.stop()
         hold.result(10)
+        proxy.update_model_list([other.model_entry()])
         assert not any(each.done() for each in answers)
         asyncio.run(proxy.release(2))
         assert {each.result(10).status_code for each in answers} == {200}
@@ -179,12 +179,6 @@ def test_a_server_that_dies_in_the_drain_loses_nothing(proxy, agents, stream):
     counts = proxy.recorder.counts
     assert counts["recorded"] == 4
     assert counts["server_errors"] == 4
-
-
-def _server(fake: FakeOpenAIServer) -> Any:
-    from agl_fast.proxy.fleet import Server
-
-    return Server(fake.url, fake.model)
 
 
 def test_the_only_server_is_asked_again_after_a_failure_in_the_drain(fake, proxy, agents):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
 import threading
@@ -11,9 +12,17 @@ import httpx
 import pytest
 
 import agl_fast
-from support.daemon_runs import HELLO, MismatchLog, daemon_bench, hello, scripted_runners
+from support.daemon_runs import (
+    HELLO,
+    MismatchLog,
+    daemon_bench,
+    hello,
+    new_store,
+    scripted_runners,
+)
 from support.fake_openai_server import Answer, FakeOpenAIServer, prompt_ids_of
 from support.running_proxy import say
+from support.store_server import client_of, served
 
 NAN, INFINITY = float("nan"), float("inf")
 
@@ -36,6 +45,22 @@ def test_every_reward_is_strange(reward, expected, n_with_reward):
     assert metrics["training/reward"] == validation["val/reward"] == expected
     assert metrics["training/n_rollouts_w_reward"] == n_with_reward
     assert validation["val/n_rollouts_w_reward"] == n_with_reward / 2
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [(b"\xff", r"b'\\xff' of type bytes"), (object(), "of type object"), ("\ud800", "of type str")],
+)
+def test_a_sample_that_no_runner_would_get(value, named):
+    """The store would hand the rollout out and then fail to send it: it would stay unanswered."""
+    store = new_store()
+    with served(store) as server, client_of(server) as client, daemon_bench(store=client) as bench:
+        with pytest.raises(TypeError, match=rf"sample 1 of the batch: image=.*{named}: expected"):
+            bench.enqueue(2, image=["a path", value])
+        assert asyncio.run(store.query_rollouts()).total == 0
+    with daemon_bench() as bench:  # runners in this process get the object itself
+        rows, _ = bench.train(lambda run: run.ask("a") and 1.0, 2, image=["a path", value])
+        assert len(rows) == 4
 
 
 @pytest.mark.parametrize("reward", [INFINITY, -INFINITY])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -262,7 +264,21 @@ def test_the_table_keeps_rewards_and_credits_of_calls():
     assert (other.call_rewards, other.call_credits) == (None, None)
 
 
-@pytest.mark.parametrize(("credit", "error"), [("1", TypeError), (float("inf"), ValueError)])
+@pytest.mark.parametrize(
+    "credit", [np.float32(0.5), np.array(0.5), torch.tensor(0.5), Fraction(1, 2)]
+)
+def test_a_credit_is_any_real_number(credit):
+    rollout = agl_fast.Rollout("a", "g", [agl_fast.Call([1], [2], credit=credit)])
+    batch = agl_fast.build_batch(
+        [rollout], max_prompt_length=1, max_response_length=1, pad_token_id=0
+    )
+    assert batch.rollouts[0].call_credits == (0.5,)
+
+
+@pytest.mark.parametrize(
+    ("credit", "error"),
+    [("1", TypeError), (float("inf"), ValueError), (np.nan, ValueError)],
+)
 def test_a_wrong_credit_is_named(credit, error):
     rollout = agl_fast.Rollout("a", "g", [agl_fast.Call([1], [2], credit=credit)])
     with pytest.raises(error, match="rollout 'a', call 0: credit"):

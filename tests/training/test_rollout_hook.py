@@ -149,6 +149,26 @@ def test_a_step_with_rollouts_left_out_and_calls_taken_out():
     assert metrics["training/tokens/sampled"] == 2 * len(HELLO)
 
 
+def pops(rollout: Rollout) -> Rollout:
+    rollout.calls.pop(0)
+    return rollout
+
+
+def shortens(rollout: Rollout) -> Rollout:
+    for call in rollout.calls:
+        call.response_ids, call.log_probs = call.response_ids[:2], call.log_probs[:2]
+    return rollout
+
+
+@pytest.mark.parametrize(("hook", "kept"), [(pops, len(HELLO)), (shortens, 4)])
+def test_a_hook_that_changes_calls_in_place(hook, kept):
+    with daemon_bench(credit=assigned(hook), train_rollout_n=1) as bench:
+        _, metrics = bench.train(two_calls, 1)
+    assert metrics["training/tokens/sampled"] == kept
+    assert metrics["training/skipped_tokens/rollout_hook"] == bench.fake.sampled - kept
+    assert metrics["training/n_recorded_calls"] == 2
+
+
 def test_a_step_with_split_rollouts():
     def split(rollout: Rollout) -> list[Rollout]:
         return [

@@ -363,8 +363,8 @@ def test_what_the_answers_of_the_servers_are_held_against():
         vocabulary_size=151936, context_length=32768, end_ids=frozenset({151645})
     )
     # What the servers are told comes before the model's own.
-    limits = entrypoint.model_limits(model_with(qwen, 0), 4096)
-    assert limits == ModelLimits(151936, 4096, frozenset({0}))
+    limits = entrypoint.model_limits(model_with(qwen, 0), 4096, 512)
+    assert limits == ModelLimits(151936, 4096, frozenset({0}), 512)
     assert entrypoint.model_limits(model_with(qwen, None), 4096).end_ids == frozenset()
 
 

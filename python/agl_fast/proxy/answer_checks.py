@@ -52,11 +52,14 @@ class ModelLimits:
         vocabulary_size: rows of the model's embedding; ids are below it.
         context_length: the longest prompt and answer together (``max_model_len``).
         end_ids: ids that end an answer without being a ``stop_reason`` (the tokenizer's EOS).
+        max_tokens: of every answer, whatever the request's limit (vLLM's
+            ``override_generation_config``).
     """
 
     vocabulary_size: int | None = None
     context_length: int | None = None
     end_ids: frozenset[int] = frozenset()
+    max_tokens: int | None = None
 
     @property
     def longest_answer(self) -> int:

@@ -38,7 +38,7 @@ class Gate:
             if time.monotonic() >= end:
                 for flight in waited_for:
                     if flight.is_repeatable:
-                        flight.interrupt(HeldError("the servers get new weights"))
+                        flight.interrupt(HeldError())
             await asyncio.sleep(_LOOK_SECONDS)
 
     def release(self) -> None:

@@ -448,11 +448,10 @@ class ProxyServer:
         model: object = None,
         rollout: AnnouncedRollout | None = None,
     ) -> web.StreamResponse:
-        fleet = self.fleet
         try:
             return await first_answer(
                 ask,
-                fleet=fleet,
+                fleet_of_now=lambda: self.fleet,
                 gate=self.gate,
                 flight=flight,
                 exchange=exchange,
@@ -461,7 +460,7 @@ class ProxyServer:
             )
         except FailedAnswerError as error:
             if error.response.status == 404 and flight.server is not None:
-                return self._unknown_model(model, fleet, flight.server, rollout)
+                return self._unknown_model(model, self.fleet, flight.server, rollout)
             return await exchange.forward(error.response, error.body)
 
     def _unknown_model(

@@ -32,7 +32,7 @@ class DangerousRequestError(RuntimeError):
 async def first_answer(
     ask: Callable[[Server], Awaitable[web.StreamResponse]],
     *,
-    fleet: Fleet,
+    fleet_of_now: Callable[[], Fleet],
     gate: Gate,
     flight: Flight,
     exchange: Exchange,
@@ -46,7 +46,7 @@ async def first_answer(
     failure may be the request's: it counts against a server only when another one answers the same
     request.
 
-    While the gate is closed, the request waits, and then begins anew: no server has been tried.
+    While the gate is closed, the request waits. Then it begins anew, and no server has been tried.
 
     Args:
         body: the agent's.
@@ -57,6 +57,7 @@ async def first_answer(
         The last server's failure: none answered.
     """
     rollout_id = flight.rollout_id or None
+    fleet = fleet_of_now()
     tried: list[Server] = []
     suspects: list[tuple[Server, Exception]] = []
     failure: Exception | None = None
@@ -72,7 +73,7 @@ async def first_answer(
         if await gate.wait(flight):
             if failure is not None:
                 recorder.count(_counted(failure))
-            tried, failure = [], None
+            fleet, tried, failure = fleet_of_now(), [], None
         try:
             server = fleet.server_for(rollout_id, tried)
         except NoServerError:

@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 from agentlightning.types import EnqueueRolloutRequest, RolloutConfig
+from pydantic_core import PydanticSerializationError, to_json
 
+from agl_fast.printable import shown
 from agl_fast.rollouts.finished import FinishedRollout
 from agl_fast.rollouts.progress import PendingRollouts, Source
 from agl_fast.rollouts.training_rows import TrainingRows
@@ -35,6 +37,27 @@ def samples_of(data: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
         raise ValueError(f"the columns of data differ in length: {lengths}")
     n_samples = next(iter(lengths.values()))
     return [{name: plain(column[i]) for name, column in data.items()} for i in range(n_samples)]
+
+
+def require_json(samples: Sequence[Mapping[str, Any]]) -> None:
+    """Check that samples can be sent to runners in other processes.
+
+    A store that is served has given a rollout to its runner before it fails to send the sample: the
+    runner hears nothing of it.
+
+    Raises:
+        TypeError: JSON cannot hold a value; the message names sample, column and value.
+    """
+    for index, sample in enumerate(samples):
+        for name, value in sample.items():
+            try:
+                to_json(value)
+            except (PydanticSerializationError, ValueError) as error:
+                raise TypeError(
+                    f"sample {index} of the batch: {name}={shown(value)} of type "
+                    f"{type(value).__name__}: expected what JSON can hold, such as a path or "
+                    f"base64 text, as runners get samples over HTTP: {error}"
+                ) from None
 
 
 def rollout_requests(

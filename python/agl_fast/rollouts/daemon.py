@@ -20,8 +20,10 @@ import agl_fast
 from agl_fast.proxy.answer_checks import ModelLimits
 from agl_fast.recording import RunRecorder
 from agl_fast.rollouts.batch_runner import (
+from agl_fast.rollouts.batch_runner import (
     CollectedStep,
     RunningBatch,
+    require_json,
     rollout_requests,
     samples_of,
 )
@@ -303,9 +305,10 @@ class AgentModeDaemon:
 
         Raises:
             ValueError: there are no samples, or no servers.
+            TypeError: the store is served, and a sample has a value that JSON cannot hold.
             RuntimeError: the store failed. OSError: the proxy cannot start.
         """
-        samples = _samples(data, server_addresses)
+        samples = self._samples(data, server_addresses)
         self.clear_data_and_server()
         self.is_train = is_train
         rows = self._rows if is_train else None
@@ -325,10 +328,23 @@ class AgentModeDaemon:
         Raises:
             RuntimeError: in mode ``v0``, a batch runs already.
         """
-        samples = _samples(data, server_addresses)
+        samples = self._samples(data, server_addresses)
         if self.store is None and self._batches:
             raise RuntimeError("mode='v0' runs one batch at a time: end the other one first")
         return self._begin_batch(samples, server_addresses, self._new_rows() if is_train else None)
+
+    def _samples(
+        self, data: Mapping[str, Sequence[Any]], server_addresses: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        samples = samples_of(data)
+        self._require_enqueueable(samples)
+        if not server_addresses:
+            raise ValueError("server_addresses is empty: there is nobody to answer the agents")
+        return samples
+
+    def _require_enqueueable(self, samples: list[dict[str, Any]]) -> None:
+        if self.store is not None and self.store.capabilities.get("zero_copy"):  # it is served
+            require_json(samples)
 
     def _begin_batch(
         self,
@@ -497,6 +513,7 @@ class AgentModeDaemon:
     async def _start_group(
         self, sample: dict[str, Any]
     ) -> tuple[list[Any], dict[str, dict[str, Any]]]:
+        self._require_enqueueable([sample])
         return await self._enqueue([sample], "train")
 
     def _has_reward_variance(self, group: Group) -> bool:
@@ -761,15 +778,6 @@ class AgentModeDaemon:
         if running := len(batch.running):
             raise RuntimeError(f"{running} rollouts are running: call run_until_all_finished")
         return batch
-
-
-def _samples(
-    data: Mapping[str, Sequence[Any]], server_addresses: Sequence[str]
-) -> list[dict[str, Any]]:
-    samples = samples_of(data)
-    if not server_addresses:
-        raise ValueError("server_addresses is empty: there is nobody to answer the agents")
-    return samples
 
 
 async def _collect_all(collecting: Sequence[Coroutine[Any, Any, None]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -104,6 +105,8 @@ class TrainingRows:
             reason = "failed" if has_failed(rollout) else "no_trainable_call"
             self._count_skipped(reason, rollouts=1, tokens=n_sampled_tokens(rollout))
             return
+        if self._credit.hook is not None:  # which may change calls in place
+            training.calls = [copy(call) for call in training.calls]
         kept = self._credit(training)
         if self._credit.hook is not None:
             self._refuse_known_ids(kept, self._credit.hook)

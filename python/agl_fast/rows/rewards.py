@@ -96,11 +96,15 @@ def read_credit(value: Any, where: str) -> float:
     """Convert a credit to float.
 
     Raises:
-        TypeError: the value is not a float or int.
+        TypeError: the value is not a real number, as `read_reward` has it, or is a bool.
         ValueError: the value is not finite.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{where} must be a float, got {value!r}")
-    if not math.isfinite(value):
-        raise ValueError(f"{where} is {value!r}; credits must be finite")
-    return float(value)
+    given = value
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (Real, Decimal)):
+        raise TypeError(f"{where} must be a float, got {given!r}")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{where} is {given!r}; credits must be finite")
+    return number

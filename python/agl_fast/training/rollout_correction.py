@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from omegaconf import DictConfig
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
@@ -27,9 +30,10 @@ def require_supported(algorithm: DictConfig) -> None:
         algorithm: verl's `algorithm` group of the configuration.
     """
     correction = algorithm.get("rollout_correction") or {}
+    key = "algorithm.rollout_correction"
+    _try_out(correction, key)
     if not correction.get("bypass_mode"):
         return
-    key = "algorithm.rollout_correction"
     if correction.get("loss_type", "ppo_clip") != "ppo_clip":
         raise ValueError(
             f"{key}.loss_type={correction['loss_type']!r} with {key}.bypass_mode=true: expected "
@@ -39,6 +43,25 @@ def require_supported(algorithm: DictConfig) -> None:
         raise ValueError(
             f"{key}.rollout_rs={correction['rollout_rs']!r} with {key}.bypass_mode=true: expected "
             "null, as rejection compares with the actor's log-probs, which bypass_mode leaves out"
+        )
+
+
+def _try_out(correction: Mapping[str, Any], key: str) -> None:
+    """Correct a token that servers and actor give the same probability, as verl checks options only
+    then."""
+    given = {name: correction[name] for name in _OPTIONS if correction.get(name) is not None}
+    named = ", ".join(f"{key}.{name}={value!r}" for name, value in given.items())
+    same = torch.full((1, 1), -1.0)
+    try:
+        _, kept, _ = compute_rollout_correction_and_rejection_mask(
+            old_log_prob=same, rollout_log_prob=same, response_mask=torch.ones(1, 1), **given
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{named}: expected what verl can compute: {error}") from error
+    if not kept.all():
+        raise ValueError(
+            f"{named}: expected thresholds on both sides of ratio 1, as these reject every token, "
+            "even if servers and actor agree"
         )
 
 

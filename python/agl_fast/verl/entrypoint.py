@@ -28,6 +28,7 @@ from agl_fast.training.datasets import Samples
 from agl_fast.training.worker_groups import require_tree_workers, set_objectives
 from agl_fast.tree.refusals import require_tree_config
 from agl_fast.verl.config.attention_choice import CRITIC, uses_engine
+from agl_fast.verl.config.servers import answer_limit
 from agl_fast.verl.device_choice import CPU, PLATFORM_VARIABLE
 from agl_fast.verl.platform_cpu.registration import require_cpu
 from agl_fast.verl.preflight import check_device, check_tree_engine, trains_trees
@@ -135,7 +136,9 @@ def trainer_arguments(config: Any, train_dataset: Any, val_dataset: Any) -> dict
         ),
         "train_dataset": samples,
         "val_dataset": None if val_dataset is None else Samples(val_dataset),
-        "model_limits": model_limits(model, config.actor_rollout_ref.rollout.max_model_len),
+        "model_limits": model_limits(
+            model, config.actor_rollout_ref.rollout.max_model_len, answer_limit(config)
+        ),
         "train_sampler": create_rl_sampler(config.data, samples),
         "ray_worker_group_cls": partial(RayWorkerGroup, worker_env=environment_of_workers()),
     }
@@ -146,12 +149,15 @@ def environment_of_workers() -> dict[str, str]:
     return {PLATFORM_VARIABLE: CPU} if get_device_name() == CPU else {}
 
 
-def model_limits(model: Any, max_model_len: int | None) -> ModelLimits:
+def model_limits(
+    model: Any, max_model_len: int | None, max_tokens: int | None = None
+) -> ModelLimits:
     """Limits against which the proxy checks the servers' answers.
 
     Args:
         model: verl's HFModelConfig.
         max_model_len: of the servers; None: the model's own.
+        max_tokens: of every answer; None: only what a request says.
     """
     text = model.hf_config.get_text_config()
     end_id = getattr(model.tokenizer, "eos_token_id", None)
@@ -159,6 +165,7 @@ def model_limits(model: Any, max_model_len: int | None) -> ModelLimits:
         vocabulary_size=getattr(text, "vocab_size", None),
         context_length=max_model_len or getattr(text, "max_position_embeddings", None),
         end_ids=frozenset() if end_id is None else frozenset({end_id}),
+        max_tokens=max_tokens,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -91,6 +92,32 @@ def check_external_lib(config: DictConfig) -> None:
         ) from error
 
 
+def check_folders(config: DictConfig) -> None:
+    """Checkpoints must be found before, and can be saved after, hours of training."""
+    trainer = config.trainer
+    if trainer.resume_mode == "resume_path":
+        step = str(trainer.resume_from_path).rstrip("/").split("global_step_")[-1]
+        if not (step.isdecimal() and Path(trainer.resume_from_path).is_dir()):
+            raise ValueError(
+                f"trainer.resume_from_path={trainer.resume_from_path!r}: expected an existing "
+                "folder global_step_N"
+            )
+    if trainer.save_freq > 0 and (hindrance := _hindrance(Path(trainer.default_local_dir))):
+        raise ValueError(
+            f"trainer.default_local_dir={trainer.default_local_dir!r}: expected a folder that can "
+            f"be written, as trainer.save_freq={trainer.save_freq}: {hindrance}"
+        )
+
+
+def _hindrance(folder: Path) -> str | None:
+    """Why files cannot be written to a folder that exists or is to be created; None: they can."""
+    folder = folder.absolute()
+    nearest = next(each for each in (folder, *folder.parents) if each.exists())
+    if not nearest.is_dir():
+        return f"{nearest} is a file"
+    return None if os.access(nearest, os.W_OK | os.X_OK) else f"{nearest} is read-only"
+
+
 def trains_trees(config: DictConfig) -> bool:
     level = OmegaConf.select(config, "agentlightning.trace_aggregator.level")
     return level is not None and Level.of(level).is_tree
@@ -112,6 +139,7 @@ CHECKS: tuple[Check, ...] = (
     check_config,
     check_cpus,
     check_tree_engine,
+    check_folders,
 )
 
 

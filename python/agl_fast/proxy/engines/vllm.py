@@ -502,12 +502,13 @@ def finish_reason(
     if len(response_ids) and not asked.ignores_end and int(response_ids[-1]) in limits.end_ids:
         return said
     context = limits.context_length
-    if asked.max_tokens is not None and len(response_ids) >= asked.max_tokens:
+    most = min((n for n in (asked.max_tokens, limits.max_tokens) if n is not None), default=None)
+    if most is not None and len(response_ids) >= most:
         return "length"
     if context is not None and n_prompt + len(response_ids) >= context:
         return "length"
     # Nothing else ends an answer, once the ids that do and both limits are known.
-    if limits.end_ids and context is not None and asked.max_tokens is not None:
+    if limits.end_ids and context is not None and most is not None:
         return "abort"
     return said
 

@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from importlib.util import find_spec
+from typing import Annotated, Any, Literal
 
 import torch
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.utils.config import validate_config
 from verl.utils.tracking import Tracking
+from verl.workers.config.optimizer import build_optimizer
 
 from agl_fast.rows.levels import Level
 from agl_fast.training.credit import load_hook
@@ -22,7 +25,16 @@ from agl_fast.training.losses.units import Aggregation
 from agl_fast.verl.addresses import is_loopback
 from agl_fast.verl.config.collection import check_collection
 from agl_fast.verl.config.key_checks import check_value
-from agl_fast.verl.config.schema import Count, NonNegative, Positive, PositiveFraction
+from agl_fast.verl.config.schema import (
+    Count,
+    Finite,
+    Fraction,
+    NonNegative,
+    NonNegativeCount,
+    Positive,
+    PositiveFraction,
+    Range,
+)
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -38,6 +50,17 @@ KlEstimate = Literal[
 ]  # fmt: skip
 Schedule = Literal["constant", "cosine"]  # verl's FSDP engine has no other
 Dtype = Literal["fp32", "float32", "bf16", "bfloat16", "fp16", "float16"]
+TopK = Annotated[int, Field(ge=-1), Range("-1 or 0 for all tokens, or at least 1")]
+# PyTorch scales gradients by it: 0 would train nothing, a negative one turns every update around.
+MaxNorm = Annotated[
+    float,
+    Field(gt=0),
+    Range("a number above 0, the largest norm of the gradients (1e9 does not clip)"),
+]
+DualClip = Annotated[
+    float, Field(gt=1, allow_inf_nan=False), Range("a finite number above 1, dual-clip PPO's bound")
+]
+WarmupSteps = Annotated[int, Field(ge=-1), Range("at least 0, or -1 for lr_warmup_steps_ratio")]
 # Ranges and choices of verl's keys that verl itself checks late or not at all.
 VALUES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (
@@ -54,6 +77,10 @@ VALUES: tuple[tuple[Any, tuple[str, ...]], ...] = (
             f"{ROLLOUT}.n",
             f"{ROLLOUT}.tensor_model_parallel_size",
             f"{ROLLOUT}.val_kwargs.n",
+            f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
+            f"{ACTOR}.loss_scale_factor",
+            f"{ACTOR}.ulysses_sequence_parallel_size",
+            "algorithm.kl_ctrl.horizon",
             "trainer.nnodes",
             "trainer.total_epochs",
             "trainer.n_gpus_per_node",
@@ -66,10 +93,45 @@ VALUES: tuple[tuple[Any, tuple[str, ...]], ...] = (
             f"{ACTOR}.ppo_micro_batch_size_per_gpu",
             f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
             f"{ROLLOUT}.max_model_len",
+            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
             "trainer.total_training_steps",
         ),
     ),
-    (Positive, (f"{ROLLOUT}.temperature",)),  # the actor divides logits by it
+    (NonNegativeCount, ("actor_rollout_ref.model.lora_rank", "critic.model.lora_rank")),
+    (TopK, (f"{ROLLOUT}.top_k", f"{ROLLOUT}.val_kwargs.top_k")),
+    (MaxNorm, (f"{ACTOR}.optim.clip_grad", "critic.optim.clip_grad")),
+    (DualClip, (f"{ACTOR}.clip_ratio_c",)),
+    (WarmupSteps, (f"{ACTOR}.optim.lr_warmup_steps", "critic.optim.lr_warmup_steps")),
+    (
+        Positive,
+        (
+            f"{ACTOR}.tau_neg",
+            f"{ACTOR}.tau_pos",
+            f"{ROLLOUT}.temperature",  # the actor divides logits by it
+            "actor_rollout_ref.model.lora_alpha",  # 0: an adapter without effect
+            "algorithm.kl_ctrl.target_kl",
+            "critic.cliprange_value",
+            "critic.model.lora_alpha",
+        ),
+    ),
+    (Finite, (f"{ACTOR}.entropy_coeff",)),
+    (
+        Fraction,
+        (
+            f"{ACTOR}.optim.lr_warmup_steps_ratio",
+            "algorithm.gamma",
+            "algorithm.lam",
+            "critic.optim.lr_warmup_steps_ratio",
+        ),
+    ),
+    (
+        int | None,
+        ("data.seed", "trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep"),
+    ),
+    (
+        str | None,
+        ("trainer.default_hdfs_dir", "trainer.resume_from_path", "trainer.rollout_data_dir"),
+    ),
     (
         PositiveFraction,
         (
@@ -84,8 +146,10 @@ VALUES: tuple[tuple[Any, tuple[str, ...]], ...] = (
             f"{ACTOR}.clip_ratio",
             f"{ACTOR}.clip_ratio_high",
             f"{ACTOR}.clip_ratio_low",
+            f"{ACTOR}.kl_loss_coef",
             f"{ACTOR}.optim.lr",
             f"{ACTOR}.optim.weight_decay",
+            f"{ROLLOUT}.val_kwargs.temperature",
             "algorithm.kl_ctrl.kl_coef",
             "critic.optim.lr",
         ),
@@ -94,6 +158,8 @@ VALUES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (Literal["fixed", "adaptive"], ("algorithm.kl_ctrl.type",)),
     (KlEstimate, (f"{ACTOR}.kl_loss_type", "algorithm.kl_penalty")),
 )
+# Agent-lightning's default.
+HEARTBEAT_SECONDS = 10.0
 # With these, a rollout is better or worse than others of its sample.
 GROUP_ESTIMATORS = (
     "gdpo",
@@ -141,10 +207,37 @@ def check_engines(config: DictConfig) -> None:
             (f"{part}.{engine}.model_dtype", Dtype),
         ):
             check_value(key, _get(config, key), hint)
-        implementation = _get(config, f"{part}.optim.optimizer_impl")
-        optimizer = _get(config, f"{part}.optim.optimizer")
-        if implementation == "torch.optim" and not hasattr(torch.optim, optimizer):
-            raise _unexpected(config, f"{part}.optim.optimizer", "a class of torch.optim")
+        _check_optimizer(config, f"{part}.optim")
+
+
+def _check_optimizer(config: DictConfig, key: str) -> None:
+    """Make an optimizer, as the workers do."""
+    settings = _get(config, key)
+    package = settings.optimizer_impl.partition(".")[0]
+    if not package or find_spec(package) is None:
+        raise _unexpected(config, f"{key}.optimizer_impl", "a module that can be imported")
+    if settings.optimizer_impl != "torch.optim":
+        return  # another one may need a GPU
+    if not isinstance(getattr(torch.optim, settings.optimizer, None), type):
+        raise _unexpected(config, f"{key}.optimizer", "a class of torch.optim")
+    try:
+        build_optimizer([torch.nn.Parameter(torch.zeros(1))], settings)
+    except (TypeError, ValueError, IndexError) as error:
+        names = ("optimizer", "betas", "override_optimizer_config")
+        given = ", ".join(f"{key}.{name}={_get(config, f'{key}.{name}')}" for name in names)
+        raise ValueError(
+            f"{given}: expected arguments of torch.optim.{settings.optimizer}: {error}"
+        ) from error
+
+
+def check_warm_up(config: DictConfig) -> None:
+    """Without a critic, the steps of its warm-up would train nothing."""
+    if config.trainer.critic_warmup > 1 and not config.critic.enable:
+        raise _unexpected(
+            config,
+            "trainer.critic_warmup",
+            "0, as the run has no critic to warm up: the actor would not be trained before",
+        )
 
 
 def check_checkpoints(config: DictConfig) -> None:
@@ -268,18 +361,40 @@ def check_servers(config: DictConfig) -> None:
             f"at least {ROLLOUT}.max_num_seqs={rollout.max_num_seqs}, as vLLM asks",
         )
     gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    if gpus % rollout.tensor_model_parallel_size:
-        raise _unexpected(
-            config,
-            f"{ROLLOUT}.tensor_model_parallel_size",
-            f"a divisor of trainer.nnodes × trainer.n_gpus_per_node = {gpus}",
-        )
+    for key in (
+        f"{ROLLOUT}.tensor_model_parallel_size",
+        f"{ACTOR}.ulysses_sequence_parallel_size",
+        f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
+    ):
+        if gpus % _get(config, key):
+            raise _unexpected(
+                config, key, f"a divisor of trainer.nnodes × trainer.n_gpus_per_node = {gpus}"
+            )
     proxy = config.agentlightning.proxy
     if not is_loopback(proxy.host) and not proxy.api_key:
         raise ValueError(
             f"agentlightning.proxy.host={proxy.host!r}: expected agentlightning.proxy.api_key to "
             "be set as well, as others can reach the server"
         )
+
+
+def check_limits(config: DictConfig) -> list[str]:
+    """Limits that are allowed and that healthy rollouts or ordinary prompts exceed."""
+    lines = []
+    silent = config.agentlightning.runner_silent_seconds
+    if silent is not None and silent <= HEARTBEAT_SECONDS:
+        lines.append(
+            f"agentlightning.runner_silent_seconds={silent}: Agent-lightning's runners send a "
+            f"heartbeat every {HEARTBEAT_SECONDS:g} s, so healthy ones count as dead"
+        )
+    rows = config.agentlightning.trace_aggregator
+    total, prompt = rows.trajectory_max_total_length, rows.trajectory_max_prompt_length
+    if rows.level == "trajectory" and total is not None and total <= prompt:
+        lines.append(
+            f"{ROWS}.trajectory_max_total_length={total}: a prompt of "
+            f"{ROWS}.trajectory_max_prompt_length={prompt} tokens leaves no room for an answer"
+        )
+    return lines
 
 
 def check_sampling(config: DictConfig) -> list[str]:
@@ -335,6 +450,7 @@ CHECKS: tuple[Check, ...] = (
     check_values,
     check_loss_mode,
     check_engines,
+    check_warm_up,
     check_checkpoints,
     check_loggers,
     check_batches,
@@ -343,6 +459,7 @@ CHECKS: tuple[Check, ...] = (
     check_credit,
     check_tree_rows,
     check_servers,
+    check_limits,
     check_sampling,
     check_advantages,
     check_with_verl,

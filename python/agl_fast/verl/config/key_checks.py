@@ -39,6 +39,7 @@ VALUE_ERRORS = {
     "less_than",
     "less_than_equal",
     "literal_error",
+    "string_pattern_mismatch",
 }
 # Least similarity of two names, from 0 to 1; lower for names with a word in common.
 SIMILARITY = 0.65

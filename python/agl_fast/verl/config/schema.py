@@ -34,6 +34,13 @@ NonNegative = Annotated[
 ]
 Fraction = Annotated[float, Field(ge=0, le=1), Range("a number from 0 to 1")]
 PositiveFraction = Annotated[float, Field(gt=0, le=1), Range("a number above 0, at most 1")]
+# What an HTTP header can hold.
+HeaderKey = Annotated[
+    str,
+    Field(pattern=r"^[!-~]([ -~]*[!-~])?$"),
+    Range("printable ASCII without spaces at its ends"),
+]
+Host = Annotated[str, Field(pattern=r"^[^\s/]+$"), Range("a host name or address, without http://")]
 
 
 class Keys(BaseModel):
@@ -170,17 +177,17 @@ class DeadlineKeys(Keys):
 class ProxyKeys(Keys):
     """The proxy."""
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     """address to bind to; an address other than loopback requires `api_key`"""
 
     port: Port | None = None
     """port; `null`: a free one"""
 
-    advertise_host: str | None = None
+    advertise_host: Host | None = None
     """address that agents connect to, if it differs from `host`; `null`: `host`, or this machine's
     address if `host` is a wildcard"""
 
-    api_key: str | None = None
+    api_key: HeaderKey | None = None
     """key that agents must send (`Authorization: Bearer …`); the resource `main_llm` contains it"""
 
     move_after_seconds: Positive = 30.0
@@ -242,7 +249,7 @@ class TraceAggregatorKeys(Keys):
     trajectory_max_response_length: Count = 8192
     """maximum length of everything after it: answers, tool results, user messages"""
 
-    trajectory_max_total_length: Count | None = None
+    trajectory_max_total_length: Annotated[int, Field(ge=2), Range("at least 2")] | None = None
     """maximum length of both together; `null`: no separate limit"""
 
     tree_max_tokens: Count = TREE_MAX_TOKENS

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from difflib import get_close_matches
+from functools import cache
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -21,6 +24,21 @@ TOOL_PARSERS = {
 GRAMMAR_PARSER = "mistral"
 
 
+# Engine arguments that verl makes of a key of actor_rollout_ref.rollout, unless they are given.
+OF_ROLLOUT = {
+    "data_parallel_size": "data_parallel_size",
+    "dtype": "dtype",
+    "enable_sleep_mode": "enable_sleep_mode",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "load_format": "load_format",
+    "logprobs_mode": "logprobs_mode",
+    "max_model_len": "max_model_len",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "max_num_seqs": "max_num_seqs",
+    "tensor_parallel_size": "tensor_model_parallel_size",
+}
+
+
 def fill_in_engine_arguments(config: DictConfig) -> list[str]:
     """Set the engine arguments that follow from other keys of the configuration.
 
@@ -31,9 +49,10 @@ def fill_in_engine_arguments(config: DictConfig) -> list[str]:
         A line for each argument that changes what is sampled.
 
     Raises:
-        ValueError: an engine argument contradicts the key that it follows from, or vLLM has no
-            parser of the multi-turn format.
+        ValueError: an engine argument is unknown or contradicts the key that it follows from, or
+            vLLM has no parser of the multi-turn format.
     """
+    _check_arguments(config)
     _name_the_model(config)
     _render_prompts(config)
     _parse_tools(config)
@@ -56,6 +75,21 @@ def served_model_name(config: DictConfig) -> str:
     return str(named[0]) if named else str(config.actor_rollout_ref.model.path)
 
 
+def answer_limit(config: DictConfig) -> int | None:
+    """The most tokens of an answer, whatever a request's max_tokens; None: the servers set none.
+
+    verl starts its servers with `max_new_tokens` in `override_generation_config`, which vLLM takes
+    as a limit, not as a default.
+    """
+    generation = _engine_kwargs(config).get("override_generation_config")
+    if generation is None:
+        return int(config.actor_rollout_ref.rollout.response_length)
+    if isinstance(generation, str):
+        generation = json.loads(generation)
+    limit = generation.get("max_new_tokens")
+    return None if limit is None else int(limit)
+
+
 def tool_options(multi_turn_format: str) -> dict[str, bool | str]:
     """Engine arguments with which vLLM's OpenAI server returns tool calls.
 
@@ -76,6 +110,45 @@ def tool_options(multi_turn_format: str) -> dict[str, bool | str]:
             f"{', '.join(sorted({*known, *TOOL_PARSERS}))}"
         )
     return {"enable_auto_tool_choice": True, "tool_call_parser": parser}
+
+
+def _check_arguments(config: DictConfig) -> None:
+    chosen = _engine_kwargs(config)
+    for name, key in OF_ROLLOUT.items():
+        key = f"actor_rollout_ref.rollout.{key}"
+        value = OmegaConf.select(config, key)
+        if chosen.get(name, value) not in (value, None):
+            raise ValueError(
+                f"{ENGINE_KWARGS}.{name}={chosen[name]!r}: expected not to be set, as it would "
+                f"replace {key}={value!r}, which agl_fast checks and uses"
+            )
+    if chosen.get("api_key") is not None:
+        raise ValueError(
+            f"{ENGINE_KWARGS}.api_key: expected not to be set, as the servers would refuse the "
+            "proxy's requests; agents' key is agentlightning.proxy.api_key"
+        )
+    if new := chosen.keys() - {"worker_extension_cls", "distributed_executor_backend"}:
+        known = engine_arguments()
+        for name in sorted(new - known):
+            close = get_close_matches(name, sorted(known), n=1)
+            raise ValueError(
+                f"{ENGINE_KWARGS}.{name}={chosen[name]!r}: expected an argument of vllm serve, "
+                f"with _ in place of -{f'; did you mean {close[0]}?' if close else ''}"
+            )
+
+
+@cache
+def engine_arguments() -> frozenset[str]:
+    """Names of the arguments of `vllm serve` in the installed vLLM."""
+    # Only here: importing vLLM takes seconds.
+    from vllm.entrypoints.openai.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    actions = make_arg_parser(FlexibleArgumentParser())._actions
+    options = (option for action in actions for option in action.option_strings)
+    return frozenset(
+        option.removeprefix("--").replace("-", "_") for option in options if option[:2] == "--"
+    )
 
 
 def _name_the_model(config: DictConfig) -> None:
