@@ -20,14 +20,13 @@ import agl_fast
 from agl_fast.proxy.answer_checks import ModelLimits
 from agl_fast.recording import RunRecorder
 from agl_fast.rollouts.batch_runner import (
-from agl_fast.rollouts.batch_runner import (
     CollectedStep,
     RunningBatch,
     require_json,
     rollout_requests,
     samples_of,
 )
-from agl_fast.rollouts.collector import Collector, Draws, Group
+from agl_fast.rollouts.collecting import CollectsGroups
 from agl_fast.rollouts.daemon_settings import (
     check_arguments,
     model_entry,
@@ -35,8 +34,7 @@ from agl_fast.rollouts.daemon_settings import (
     sampling_policies,
     source_of,
 )
-from agl_fast.rollouts.finished import FailedRollouts, FinishedRollout, rollout_for_training
-from agl_fast.rollouts.group_schedule import GroupSchedule
+from agl_fast.rollouts.finished import FailedRollouts, FinishedRollout
 from agl_fast.rollouts.progress import PendingRollouts
 from agl_fast.rollouts.rollout_metrics import Failures, ProxyCounts, concurrency, run_metrics
 from agl_fast.rollouts.runners import FirstRunner
@@ -46,12 +44,11 @@ from agl_fast.training.credit import CreditAssignment
 from agl_fast.verl.store_sessions import close_session
 from agl_fast.verl.supervision.deadlines import Deadlines, default_deadlines
 from agl_fast.verl.supervision.loop_thread import LoopThread
-from agl_fast.verl.supervision.waits import Limit
 
 logger = logging.getLogger(__name__)
 
 
-class AgentModeDaemon:
+class AgentModeDaemon(CollectsGroups):
     """Run a trainer's samples through the agents and build rows from their calls.
 
     One training step, or one batch of a validation::
@@ -233,8 +230,6 @@ class AgentModeDaemon:
         self._loop: LoopThread | None = None
         self._batch: RunningBatch | None = None
         self._batches: list[RunningBatch] = []  # all that have begun and not ended
-        self._collector: Collector | None = None
-        self._collected: CollectedStep | None = None
         self._stale: set[str] = set()
         self._is_starvation_reported = False
         self._first_runner = FirstRunner(first_runner_seconds)
@@ -454,155 +449,6 @@ class AgentModeDaemon:
         if self.store is not None:
             for each in batches:
                 self.llm_proxy.require_known_model(each.rollout_ids)
-
-    def begin_collection(
-        self,
-        draws: Draws,
-        server_addresses: Sequence[str],
-        schedule: GroupSchedule,
-        *,
-        n_steps: int,
-        filters_groups: bool = False,
-        max_generated_groups: int | None = None,
-        on_stale: Literal["train", "drop"] = "train",
-    ) -> None:
-        """Keep groups of training rollouts in flight until `end_collection`.
-
-        A step::
-
-            daemon.collect_groups()
-            batch, metrics = daemon.training_batch(2048, 4096, "cpu", global_step)
-            ...  # update
-            daemon.hold(5.0)
-            ...  # new weights for the servers
-            daemon.release(policy_version)
-
-        Args:
-            draws: the samples.
-            server_addresses: as in `set_up_data_and_server`.
-            schedule: limits of groups in flight.
-            n_steps: steps that are left to train.
-            filters_groups: replace groups whose rollouts all have the same reward.
-            max_generated_groups, on_stale: as in `Collector`.
-        """
-        self.start()
-        assert self._loop is not None
-        self._collector = Collector(
-            self._source,
-            self._pending(()),
-            start=self._start_group,
-            schedule=schedule,
-            draws=draws,
-            oldest_version=self.llm_proxy.recorder.oldest_version,
-            is_kept=self._has_reward_variance if filters_groups else lambda group: True,
-            max_generated=max_generated_groups,
-            on_stale=on_stale,
-        )
-        begin = self._begin_collection(self._collector, list(server_addresses), n_steps)
-        limit = self._deadlines.enqueue
-        self._loop.run(begin, what="starting to collect rollouts", limit=limit)
-
-    async def _begin_collection(
-        self, collector: Collector, server_addresses: list[str], n_steps: int
-    ) -> None:
-        await self._use_servers(server_addresses)
-        self.llm_proxy.repeatable = True
-        self._proxy_counts.begin(is_train=True)
-        await collector.begin(self.policy_version, n_steps)
-
-    async def _start_group(
-        self, sample: dict[str, Any]
-    ) -> tuple[list[Any], dict[str, dict[str, Any]]]:
-        self._require_enqueueable([sample])
-        return await self._enqueue([sample], "train")
-
-    def _has_reward_variance(self, group: Group) -> bool:
-        trained = [rollout_for_training(each, self.failed_rollouts) for each in group.rollouts]
-        rewards = {
-            self.reward_fillna_value if each.reward is None else each.reward
-            for each in trained
-            if each is not None
-        }
-        return len(rewards) > 1
-
-    def collect_groups(self) -> CollectedStep:
-        """Wait for the groups that the next step trains, for `training_batch`.
-
-        Raises:
-            As `run_until_all_finished`.
-        """
-        collector = self._collector
-        if collector is None or self._loop is None:
-            raise RuntimeError("no rollouts are collected: call begin_collection")
-        what = "waiting for groups of rollouts"
-        collected = self._loop.run(collector.take(), what=what, meanwhile=self.check)
-        finished = [each for group in collected.groups for each in group.rollouts]
-        now = time.time()
-        step = CollectedStep(
-            finished,
-            collector.unknown_rollouts,
-            collected.counts,
-            self.policy_version,
-            self._new_rows(),
-            collected.is_last,
-            min((now - (each.seconds or 0.0) for each in finished), default=now),
-        )
-        for reason, groups in collected.set_aside.items():
-            rollouts = [each for group in groups for each in group.rollouts]
-            for each in rollouts:
-                self._observe(each, step.policy_version, is_train=True)
-            step.rows.set_aside(rollouts, reason)
-        for each in finished:
-            self._take(step, each)
-        if finished:
-            self.llm_proxy.require_known_model(step.rollout_ids)
-        self._collected = step
-        return step
-
-    def hold(self, drain_seconds: float) -> None:
-        """Let no call reach the servers until `release`.
-
-        Args:
-            drain_seconds: how long calls in flight may finish. The proxy aborts the rest and
-                repeats them after `release`.
-        """
-        assert self._loop is not None
-        hold = self.llm_proxy.hold(drain_seconds)
-        limit = Limit(drain_seconds + self._deadlines.cancel.seconds)
-        self._loop.run(hold, what="holding calls", limit=limit)
-
-    def release(self, policy_version: int) -> None:
-        """The servers hold a new policy version: waiting calls go on, new groups start."""
-        assert self._loop is not None
-        self._loop.run(self._release(policy_version), what="releasing calls")
-
-    async def _release(self, policy_version: int) -> None:
-        await self.llm_proxy.release(policy_version)
-        if self._collector is not None:
-            await self._collector.updated(policy_version)
-
-    def samples_in_flight(self) -> list[dict[str, Any]]:
-        """Samples whose groups no step has taken, in the order of starting."""
-        if self._collector is None:
-            return []
-        return [group.sample for group in self._collector.in_flight]
-
-    def end_collection(self) -> None:
-        """Cancel the rollouts in flight."""
-        collector, self._collector, self._collected = self._collector, None, None
-        if collector is None or self._loop is None:
-            return
-        limit = self._deadlines.cancel
-        self._loop.run(self._end_collection(collector), what="cancelling rollouts", limit=limit)
-
-    async def _end_collection(self, collector: Collector) -> None:
-        rollout_ids = [each for group in collector.in_flight for each in group.inputs]
-        self.llm_proxy.refuse(rollout_ids)
-        await collector.end()
-        self.llm_proxy.repeatable = False
-        if not self._batches:
-            await self.llm_proxy.pause()
-        await self.llm_proxy.close(rollout_ids)
 
     def rollout_finished(self, rollout: FinishedRollout) -> None:
         """Called with each rollout of a training or validation batch; does nothing by default.
