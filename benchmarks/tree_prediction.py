@@ -14,10 +14,10 @@ from agl_fast.rows.levels import LEVELS
 from agl_fast.rows.options import Limits
 from agl_fast.tools.analyze.costs import flops
 from agl_fast.tools.analyze.layouts import lay_out
-from agl_fast.tools.analyze.model_shape import ModelShape
+from agl_fast.tools.analyze.model_shape import shape_of
 from benchmarks import report
 from benchmarks.conversations import for_agl_fast, load_traces
-from benchmarks.tree_update import ROWS, batches, in_own_vocabulary
+from benchmarks.tree_update import ROWS, batches, config_of, in_own_vocabulary
 from benchmarks.workload import FULL, Size
 
 # Of `tree_update`'s competitors: rows of one call are those of level transition.
@@ -31,19 +31,7 @@ def predicted_flops(name: str, size: Size) -> dict[str, int]:
     rollouts = [each for each in for_agl_fast(load_traces(name)) if each.rollout_id in ids]
     for each in rollouts:
         each.calls = each.calls[: size.calls_of_updates]
-    # That of `tree_update.model_of`.
-    model = ModelShape(
-        hidden=448,
-        layers=size.layers_of_updates,
-        heads=7,
-        key_heads=1,
-        head_width=64,
-        inner=2432,
-        stored_inner=2432,
-        inner_matrices=3,
-        vocabulary=n_vocabulary,
-        tied=False,
-    )
+    model = shape_of(config_of(n_vocabulary, size.layers_of_updates))
     return {
         COMPETITORS[level]: flops(
             lay_out(rollouts, level, Limits()).layout, model, recomputed=False

@@ -80,20 +80,22 @@ def in_own_vocabulary(made: Batches) -> tuple[Batches, int]:
     return made, len(used)
 
 
+def config_of(n_vocabulary: int, n_layers: int) -> Qwen2Config:
+    return Qwen2Config(
+        vocab_size=n_vocabulary,
+        hidden_size=448,
+        intermediate_size=2432,
+        num_hidden_layers=n_layers,
+        num_attention_heads=7,
+        num_key_value_heads=1,
+        max_position_embeddings=NO_LIMIT,
+        tie_word_embeddings=False,
+    )
+
+
 def model_of(n_vocabulary: int, n_layers: int) -> Any:
     torch.manual_seed(0)
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=n_vocabulary,
-            hidden_size=448,
-            intermediate_size=2432,
-            num_hidden_layers=n_layers,
-            num_attention_heads=7,
-            num_key_value_heads=1,
-            max_position_embeddings=NO_LIMIT,
-            tie_word_embeddings=False,
-        )
-    ).train()
+    return Qwen2ForCausalLM(config_of(n_vocabulary, n_layers)).train()
 
 
 def weights_of(batch: agl_fast.Batch) -> torch.Tensor:

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agl_fast.quickstart.console import Console
-from agl_fast.quickstart.environment import model_and_device, set_environment
+from agl_fast.quickstart.console import Console, model_and_device, set_environment
 from examples.lessons import Lesson
 
 MODEL_SECONDS = 600.0

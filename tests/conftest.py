@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,17 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 settings.register_profile("agl_fast", deadline=None, print_blob=True, max_examples=60)
 settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=1000)
 settings.load_profile("agl_fast")
+
+
+@pytest.fixture
+def messages(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Returns what agl_fast has logged so far at level INFO."""
+    caplog.set_level(logging.INFO, "agl_fast")
+    return lambda: [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("agl_fast.") and record.levelno == logging.INFO
+    ]
 
 
 @pytest.fixture(params=["reference", "native"])

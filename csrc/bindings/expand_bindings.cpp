@@ -8,7 +8,8 @@ namespace {
 
 py::tuple counts_of(const FlatRows& flat) {
   const FlatCounts& counts = flat.counts();
-  return py::make_tuple(counts.rows, counts.segments, counts.log_probs, counts.tokens);
+  return py::make_tuple(counts.rows, counts.segments, counts.log_probs, counts.tokens,
+                        counts.position_dims);
 }
 
 void write(const FlatRows& flat, std::uintptr_t buffer) {

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -17,15 +18,15 @@ T* address(std::uintptr_t value) {
   return reinterpret_cast<T*>(value);
 }
 
-// FlatRows.counts: rows, segments, log-probs, tokens.
-using Counts = std::array<int64_t, 4>;
+// FlatRows.counts: rows, segments, log-probs, tokens, dimensions of positions.
+using Counts = std::array<int64_t, 5>;
 
 inline FlatCounts flat_counts(const Counts& counts) {
-  return {counts[0], counts[1], counts[2], counts[3]};
+  return {counts[0], counts[1], counts[2], counts[3], counts[4]};
 }
 
-// `outputs` maps tensor names to addresses.
-inline PaddedOutput padded_output(const pybind11::dict& outputs) {
+// `outputs` maps tensor names to addresses. `position_dims`: of the rows, 0 where they count up.
+inline PaddedOutput padded_output(const pybind11::dict& outputs, int64_t position_dims) {
   const auto required = [&](const char* name) { return outputs[name].cast<std::uintptr_t>(); };
   const auto optional = [&](const char* name) {
     return outputs.contains(name) ? required(name) : 0;
@@ -40,6 +41,7 @@ inline PaddedOutput padded_output(const pybind11::dict& outputs) {
   out.call_index = address<int64_t>(optional("call_index"));
   out.scores = address<float>(required("token_level_scores"));
   out.log_probs = address<float>(optional("rollout_log_probs"));
+  out.position_dims = std::max<int64_t>(position_dims, 1);
   return out;
 }
 
@@ -49,7 +51,7 @@ inline Expand expand_arguments(std::uintptr_t flat, const Counts& counts, int64_
   return {flat_view(address<const void>(flat), flat_counts(counts)),
           {prompt_width, response_width},
           pad_token_id,
-          padded_output(outputs)};
+          padded_output(outputs, counts[4])};
 }
 
 inline PadAt pad_arguments(std::uintptr_t values, std::uintptr_t offsets, int64_t width,

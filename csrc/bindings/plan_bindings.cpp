@@ -51,9 +51,14 @@ class Planner {
   void add_many(const py::list& rollout_ids, const py::list& calls) {
     std::vector<std::deque<PythonCall>> read;
     int64_t tokens = 0;
+    int64_t position_dims = position_dims_;
     for (std::size_t i = 0; i < rollout_ids.size(); ++i) {
       read.push_back(read_calls(rollout_ids[i], calls[i]));
-      for (const PythonCall& call : read.back()) tokens += call.prompt.size();
+      for (std::size_t call = 0; call < read.back().size(); ++call) {
+        tokens += read.back()[call].prompt.size();
+        position_dims = with_positions(position_dims, read.back()[call], rollout_ids[i],
+                                       static_cast<int64_t>(call));
+      }
     }
     std::vector<std::shared_ptr<RolloutPlan>> plans(read.size());
     const int64_t threads = threads_for(tokens * int64_t{sizeof(PyObject*)});
@@ -73,6 +78,7 @@ class Planner {
       if (!plans[i]) plans[i] = plan(read[i]);
     }
     for (auto& each : plans) rollouts_.push_back({std::move(each), {}});
+    position_dims_ = position_dims;
   }
 
   // Begins a rollout whose calls come one by one with its first call. Throws and changes nothing,
@@ -94,8 +100,9 @@ class Planner {
     Streamed& streamed = rollouts_.at(rollout);
     RolloutPlan& plan = *streamed.plan;
     const auto index = static_cast<int64_t>(plan.calls().size());
-    PythonCall read(call, rollout_id, index);
+    PythonCall read(call, rollout_id, index, keep);
     read.check_ids();
+    const int64_t position_dims = with_positions(position_dims_, read, rollout_id, index);
     const int64_t same_id = streamed.seen.last(read.response_id);
     read.classify(false, keep + read.prompt.size());
     const bool all_ids = read.call_class != CallClass::kLaidOut || same_id >= 0;
@@ -108,7 +115,9 @@ class Planner {
       read.clashes = !duplicate;
       read.classify(duplicate, prompt.size());
     }
-    plan.add(read.call_class, prompt, read.response, read.log_probs, before.position);
+    plan.add(read.call_class, prompt, read.response, read.log_probs, read.positions,
+             before.position);
+    position_dims_ = position_dims;
     if (read.clashes) plan.mark_clash();
     if (read.call_class != CallClass::kLaidOut) plan.keep_context(prompt, read.response);
     plan.forget_echoes();
@@ -120,6 +129,7 @@ class Planner {
       if (each.plan.use_count() == 1) each.plan->recycle();  // else rows point into it
     }
     rollouts_.clear();
+    position_dims_ = 0;
   }
   std::size_t size() const { return rollouts_.size(); }
 
@@ -130,7 +140,9 @@ class Planner {
     plans.reserve(rollouts_.size());
     for (const Streamed& each : rollouts_) plans.push_back(each.plan);
     py::gil_scoped_release release;
-    return make_rows(std::move(plans), rewards.data(), options_);
+    RowSet set = make_rows(std::move(plans), rewards.data(), options_);
+    set.position_dims = position_dims_;
+    return set;
   }
 
   // (rollout, call, prompt length, index, kind, chain, closest chain, its context length) each.
@@ -200,6 +212,19 @@ class Planner {
     return read;
   }
 
+  // The dimensions of positions of a batch to which the call is added; 0: none has positions.
+  int64_t with_positions(int64_t position_dims, const PythonCall& call, py::handle rollout_id,
+                         int64_t index) const {
+    const int64_t dims = call.positions.dims;
+    if (dims == 0) return position_dims;
+    const std::string where = Where{"position_ids", rollout_id, index}.text();
+    require(options_.level != Level::kTree, where,
+            ": level tree numbers tokens by their depth; expected None");
+    require(position_dims == 0 || dims == position_dims, where, " has ", dims,
+            " dimensions, but earlier calls of the batch have ", position_dims);
+    return dims;
+  }
+
   // Whether the ids are those of the call `same_id`, or of one before it with its response_id.
   static bool is_recorded(const Streamed& streamed, int64_t same_id, const TokenReader& prompt,
                           const TokenReader& response) {
@@ -226,7 +251,7 @@ class Planner {
     made->reserve(longest);
     for (const PythonCall& call : read) {
       if (call.call_class != CallClass::kLaidOut) call.check_ids();
-      made->add(call.call_class, call.prompt, call.response, call.log_probs);
+      made->add(call.call_class, call.prompt, call.response, call.log_probs, call.positions);
       if (call.clashes) made->mark_clash();
     }
     made->forget_echoes();
@@ -263,6 +288,7 @@ class Planner {
   RowOptions options_;
   SpareTokens spare_;
   std::vector<Streamed> rollouts_;
+  int64_t position_dims_ = 0;  // of calls that have position ids; 0: none has
 };
 
 py::array_t<int64_t> counts_of(const RowSet& set) {
@@ -285,7 +311,7 @@ void fill_padded_rows(const RowSet& set, int64_t prompt_width, int64_t response_
   require(prompt_width >= set.longest.prompt && response_width >= set.longest.response, "rows of ",
           set.longest.prompt, " and ", set.longest.response, " tokens do not fit widths ",
           prompt_width, " and ", response_width);
-  const PaddedOutput out = padded_output(outputs);
+  const PaddedOutput out = padded_output(outputs, set.position_dims);
   py::gil_scoped_release release;
   fill_padded(set.rows.data(), static_cast<int64_t>(set.rows.size()),
               {prompt_width, response_width}, pad_token_id, out);
@@ -296,14 +322,12 @@ void fill_jagged_rows(const RowSet& set, const py::dict& outputs) {
   const auto optional = [&](const char* name) {
     return outputs.contains(name) ? required(name) : 0;
   };
-  const JaggedOutput out{address<int64_t>(required("prompts")),
-                         address<int64_t>(required("responses")),
-                         address<int64_t>(required("input_ids")),
-                         address<int64_t>(required("position_ids")),
-                         address<int64_t>(required("response_mask")),
-                         address<int64_t>(optional("call_index")),
-                         address<float>(required("token_level_scores")),
-                         address<float>(optional("rollout_log_probs"))};
+  const JaggedOutput out{
+      address<int64_t>(required("prompts")),          address<int64_t>(required("responses")),
+      address<int64_t>(required("input_ids")),        address<int64_t>(required("position_ids")),
+      address<int64_t>(required("response_mask")),    address<int64_t>(optional("call_index")),
+      address<float>(required("token_level_scores")), address<float>(optional("rollout_log_probs")),
+      std::max<int64_t>(set.position_dims, 1)};
   py::gil_scoped_release release;
   fill_jagged(set.rows.data(), static_cast<int64_t>(set.rows.size()), out);
 }
@@ -333,6 +357,7 @@ void bind_plan(py::module_& m) {
                              })
       .def_property_readonly("lengths", &lengths_of)
       .def_readonly("any_log_probs", &RowSet::any_log_probs)
+      .def_readonly("position_dims", &RowSet::position_dims)
       .def_property_readonly("branches", &branches)
       .def_property_readonly("rollout", [](const RowSet& set) { return to_numpy(set.rollout); })
       .def_property_readonly("first_call",
@@ -348,7 +373,8 @@ void bind_plan(py::module_& m) {
           "flatten",
           [](const RowSet& set) {
             require(!branches(set), "flat rows count their positions up by one");
-            return FlatRows(set.rows.data(), static_cast<int64_t>(set.rows.size()));
+            return FlatRows(set.rows.data(), static_cast<int64_t>(set.rows.size()),
+                            set.position_dims);
           },
           py::keep_alive<0, 1>());
 

@@ -1,6 +1,7 @@
 #include "bindings/python_calls.h"
 
 #include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -60,6 +61,46 @@ std::shared_ptr<const float[]> read_log_probs(py::handle given, int64_t expected
   return out;
 }
 
+template <typename T>
+std::shared_ptr<const int32_t[]> checked_positions(const py::array& given, const Where& where) {
+  const auto array = given.cast<py::array_t<T, py::array::c_style | py::array::forcecast>>();
+  const T* values = array.data();
+  std::shared_ptr<int32_t[]> out(new int32_t[static_cast<std::size_t>(array.size())]);
+  for (py::ssize_t i = 0; i < array.size(); ++i) {
+    if (values[i] < 0 || values[i] > std::numeric_limits<int32_t>::max()) {
+      throw py::value_error(where.text() + "[" + std::to_string(i / array.shape(1)) + ", " +
+                            std::to_string(i % array.shape(1)) + "] is " +
+                            std::to_string(values[i]) + "; positions must be from 0 to 2147483647");
+    }
+    out[static_cast<std::size_t>(i)] = static_cast<int32_t>(values[i]);
+  }
+  return out;
+}
+
+TokenPositions read_positions(py::object given, int64_t tokens, const Where& where) {
+  if (given.is_none()) return {};
+  if (py::hasattr(given, "detach")) {
+    given = given.attr("detach")().attr("cpu")().attr("numpy")();
+  }
+  const std::string expected = " must be an int64 array or tensor of shape (dimensions, " +
+                               std::to_string(tokens) + "), one column per token, got ";
+  if (!py::isinstance<py::array>(given)) {
+    throw py::type_error(where.text() + expected + std::string(py::repr(given)));
+  }
+  const auto array = py::reinterpret_borrow<py::array>(given);
+  const py::dtype dtype = array.dtype();
+  if (dtype.kind() != 'i' || (dtype.itemsize() != 4 && dtype.itemsize() != 8)) {
+    throw py::type_error(where.text() + expected + "dtype " + std::string(py::str(dtype)));
+  }
+  if (array.ndim() != 2 || array.shape(0) == 0 || array.shape(1) != tokens) {
+    throw py::value_error(where.text() + expected + "shape " +
+                          std::string(py::str(array.attr("shape"))));
+  }
+  return {array.shape(0), tokens,
+          dtype.itemsize() == 4 ? checked_positions<int32_t>(array, where)
+                                : checked_positions<int64_t>(array, where)};
+}
+
 bool is_abort(py::handle finish_reason) {
   return PyUnicode_Check(finish_reason.ptr()) &&
          PyUnicode_CompareWithASCIIString(finish_reason.ptr(), "abort") == 0;
@@ -85,11 +126,14 @@ bool read_trainable(const py::object& given, const Where& where) {
 
 }  // namespace
 
-PythonCall::PythonCall(py::handle call, py::handle rollout_id, int64_t index)
+PythonCall::PythonCall(py::handle call, py::handle rollout_id, int64_t index, int64_t keep)
     : prompt(call.attr("prompt_ids"), {"prompt_ids", rollout_id, index}),
       response(call.attr("response_ids"), {"response_ids", rollout_id, index}),
       log_probs(read_log_probs(call.attr("log_probs"), response.size(),
                                {"log_probs", rollout_id, index})),
+      positions(read_positions(py::getattr(call, "position_ids", py::none()),
+                               keep + prompt.size() + response.size(),
+                               {"position_ids", rollout_id, index})),
       response_id(read_response_id(call.attr("response_id"), {"response_id", rollout_id, index})),
       trainable(read_trainable(call.attr("trainable"), {"trainable", rollout_id, index})),
       aborted(is_abort(call.attr("finish_reason"))) {}

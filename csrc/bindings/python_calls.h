@@ -15,13 +15,15 @@ struct PythonCall {
   PythonTokens prompt;
   PythonTokens response;
   std::shared_ptr<const float[]> log_probs;  // one per response token, or null
+  TokenPositions positions;                  // of the whole prompt and the response
   py::object response_id;                    // None where it has none
   bool trainable;
   bool aborted;
   bool clashes = false;  // an earlier call of the rollout has its response_id, but other ids
   CallClass call_class = CallClass::kLaidOut;
 
-  PythonCall(py::handle call, py::handle rollout_id, int64_t index);
+  // `keep`: how many tokens of the prompt stand before prompt_ids.
+  PythonCall(py::handle call, py::handle rollout_id, int64_t index, int64_t keep = 0);
 
   // Sets the class. `prompt_length`: of the whole prompt, also where `prompt` is only its tail.
   void classify(bool duplicate, int64_t prompt_length);

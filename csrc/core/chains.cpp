@@ -33,14 +33,14 @@ bool has_answer(const TokenReader& prompt, int64_t index, const int32_t* answer,
 Chains::Chains(SpareTokens* spare) : spare_(spare), nodes_{{-1, -1, 0, 0, -1, -1, 0}} {}
 
 Placement Chains::add(int32_t call, const TokenReader& prompt, const TokenReader& response,
-                      const float* log_probs, Position from) {
+                      const float* log_probs, TokenPositions positions, Position from) {
   const Position at = match(prompt, from);
-  int32_t id = longest_context(at);
+  int32_t id = longest_context(at, positions);
   Placement placement{id, false, -1, 0, 0, MismatchKind::kShortened};
   if (id < 0) {
-    if (!chains_.empty()) placement = compare(prompt, at);
+    if (!chains_.empty()) placement = compare(prompt, positions, at);
     id = placement.chain = open(call, prompt, response.size(), at);
-    append(chain(id), call, prompt, response, log_probs);
+    append(chain(id), call, prompt, response, log_probs, std::move(positions));
     settle(id, at);
     return placement;
   }
@@ -48,23 +48,23 @@ Placement Chains::add(int32_t call, const TokenReader& prompt, const TokenReader
   Chain& extended = chain(id);
   const int32_t leaf = extended.leaf;
   const bool grows_in_place = node(leaf).owner == id && node(leaf).children == 0 &&
-                              at.node == leaf && extended.same_context < 0;
-  append(extended, call, prompt, response, log_probs);
+                              at.node == leaf && node(leaf).ending == id &&
+                              extended.same_context < 0;
+  append(extended, call, prompt, response, log_probs, std::move(positions));
   if (grows_in_place) {
     node(leaf).end = extended.context_length();
     touch(id);
   } else {
-    node(leaf).ending = extended.same_context;
-    extended.same_context = -1;
+    unlink(id);
     settle(id, at);
   }
   return placement;
 }
 
 Placement Chains::add_alone(int32_t call, const TokenReader& prompt, const TokenReader& response,
-                            const float* log_probs) {
+                            const float* log_probs, TokenPositions positions) {
   const int32_t id = open(call, prompt, response.size(), {});
-  append(chain(id), call, prompt, response, log_probs);
+  append(chain(id), call, prompt, response, log_probs, std::move(positions));
   return {id, false, -1, 0, 0, MismatchKind::kShortened};
 }
 
@@ -98,20 +98,31 @@ Chains::Position Chains::match(const TokenReader& sequence, Position from) const
   }
 }
 
-int32_t Chains::longest_context(Position at) const {
+int32_t Chains::longest_context(Position at, const TokenPositions& positions) const {
   int32_t id = at.node;
   if (at.depth < node(id).end) id = node(id).parent;
-  while (id >= 0 && node(id).ending < 0) id = node(id).parent;
-  return id < 0 ? -1 : node(id).ending;
+  for (; id >= 0; id = node(id).parent) {
+    for (int32_t ends = node(id).ending; ends >= 0; ends = chain(ends).same_context) {
+      const int64_t length = node(id).end;
+      if (chain(ends).positions.first_difference(positions, length) == length) return ends;
+    }
+  }
+  return -1;
 }
 
-Placement Chains::compare(const TokenReader& prompt, Position at) const {
+Placement Chains::compare(const TokenReader& prompt, const TokenPositions& positions,
+                          Position at) const {
   const int32_t closest = node(at.node).latest;
+  const int64_t context = chain(closest).context_length();
+  if (at.depth == context) {  // all tokens are the same, so it was the positions
+    const int64_t index = chain(closest).positions.first_difference(positions, context);
+    return {-1, true, closest, index, context, MismatchKind::kPositionsChanged};
+  }
   const MismatchKind kind = kind_of(prompt, at.depth, chain(closest));
-  return {-1, true, closest, at.depth, chain(closest).context_length(), kind};
+  return {-1, true, closest, at.depth, context, kind};
 }
 
-// docs/rows.md, "Mismatches", without the kind that needs a tokenizer.
+// docs/rows.md, "Mismatches", where a token differs; without the kind that needs a tokenizer.
 MismatchKind Chains::kind_of(const TokenReader& prompt, int64_t index, const Chain& closest) const {
   if (index == prompt.size()) return MismatchKind::kShortened;
   const MismatchKind other = index < closest.prompt_length ? MismatchKind::kNewConversation
@@ -162,7 +173,7 @@ int32_t Chains::open(int32_t call, const TokenReader& prompt, int64_t response_l
 }
 
 void Chains::append(Chain& to, int32_t call, const TokenReader& prompt, const TokenReader& response,
-                    const float* log_probs) {
+                    const float* log_probs, TokenPositions positions) {
   const int64_t context = to.context_length();
   const int64_t observed = prompt.size() - context;
   to.tokens.resize(static_cast<std::size_t>(prompt.size() + response.size()));
@@ -176,6 +187,15 @@ void Chains::append(Chain& to, int32_t call, const TokenReader& prompt, const To
   end += static_cast<int32_t>(response.size());
   to.segments.push_back({end, call, log_probs});
   to.echo = {&prompt, &response};
+  to.positions = std::move(positions);
+}
+
+// Takes the chain out of those that end at its leaf.
+void Chains::unlink(int32_t id) {
+  int32_t* link = &node(chain(id).leaf).ending;
+  while (*link != id) link = &chain(*link).same_context;
+  *link = chain(id).same_context;
+  chain(id).same_context = -1;
 }
 
 // Gives the chain's context, known to be in the tree up to `at`, its place in the tree.

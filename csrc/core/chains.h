@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/rows.h"
+#include "core/token_positions.h"
 #include "core/token_reader.h"
 
 namespace agl {
@@ -45,6 +46,7 @@ struct Chain {
   int32_t first_call = 0;
   int32_t leaf = 0;           // trie node where the context ends
   int32_t same_context = -1;  // next chain with an equal context, extended earlier
+  TokenPositions positions;   // of the whole context, as its last call has them
   Echo echo;                  // valid while the rollout being added is alive
 
   int64_t context_length() const { return static_cast<int64_t>(tokens.size()); }
@@ -54,7 +56,8 @@ enum class MismatchKind : uint8_t {
   kShortened,
   kGenerationPrompt,
   kNewConversation,
-  kHistoryRewritten
+  kHistoryRewritten,
+  kPositionsChanged
 };
 
 // What became of a call that was laid out.
@@ -62,7 +65,7 @@ struct Placement {
   int32_t chain;
   bool mismatched;  // it extended no chain although one was open; then:
   int32_t closest;  // the open chain that shares most of its prompt, of equals the last extended
-  int64_t index;    // length of the shared prefix
+  int64_t index;    // length of the shared prefix, its positions included
   int64_t closest_context;  // context length of that chain at the time
   MismatchKind kind;
 };
@@ -79,15 +82,16 @@ class Chains {
 
   explicit Chains(SpareTokens* spare);
 
-  // Appends the call to the chain with the longest context that is a prefix of its prompt (of
-  // equals the one extended last), or opens a new chain. `from` is a position the prompt is known
-  // to reach. `log_probs`, one per response token or null, must outlive the chains.
+  // Appends the call to the chain with the longest context that is a prefix of its prompt, with
+  // the same positions (of equals the one extended last), or opens a new chain. `from` is a
+  // position in the tree the prompt is known to reach. `log_probs`, one per response token or null,
+  // must outlive the chains.
   Placement add(int32_t call, const TokenReader& prompt, const TokenReader& response,
-                const float* log_probs, Position from = {});
+                const float* log_probs, TokenPositions positions, Position from = {});
 
   // Opens a chain of its own for the call, whatever else is there; it is never extended.
   Placement add_alone(int32_t call, const TokenReader& prompt, const TokenReader& response,
-                      const float* log_probs);
+                      const float* log_probs, TokenPositions positions);
 
   // The position of the first `depth` tokens of a chain.
   Position position_of(int32_t chain, int64_t depth) const;
@@ -120,14 +124,15 @@ class Chains {
   const Chain& chain(int32_t id) const { return chains_[static_cast<std::size_t>(id)]; }
 
   Position match(const TokenReader& sequence, Position from) const;
-  int32_t longest_context(Position at) const;
+  int32_t longest_context(Position at, const TokenPositions& positions) const;
   int32_t open(int32_t call, const TokenReader& prompt, int64_t response_length, Position at);
   void append(Chain& to, int32_t call, const TokenReader& prompt, const TokenReader& response,
-              const float* log_probs);
+              const float* log_probs, TokenPositions positions);
+  void unlink(int32_t chain);
   void settle(int32_t chain, Position at);
   int32_t split(Position at);
   void touch(int32_t chain);
-  Placement compare(const TokenReader& prompt, Position at) const;
+  Placement compare(const TokenReader& prompt, const TokenPositions& positions, Position at) const;
   MismatchKind kind_of(const TokenReader& prompt, int64_t index, const Chain& closest) const;
 
   SpareTokens* spare_;

@@ -55,6 +55,14 @@ struct Expand {
     return {pad_token_id, 0, length > 0 ? length - 1 : 0};
   }
 
+  // The position of a token in a dimension. `index`: of the token in its row, or 0 on padding
+  // before the row and the last one's behind it.
+  AGL_HD int64_t position_at(const FlatRow& row, int64_t dim, const Token& token,
+                             int64_t column) const {
+    if (column < widths.prompt - row.prompt_length) return 0;
+    return flat.positions[dim * flat.num_tokens + row.first_token + token.position];
+  }
+
   // The first of the row's segments that ends past response token `index`, or the last one.
   AGL_HD int32_t segment_of(const FlatRow& row, int64_t index) const {
     const FlatSegment* segments = flat.segments + row.first_segment;
@@ -98,7 +106,16 @@ struct Expand {
     const int64_t at = index * (widths.prompt + widths.response) + column;
     store(out.input_ids + at, two, first.id, second.id);
     store(out.attention_mask + at, two, first.mask, second.mask);
-    store(out.position_ids + at, two, first.position, second.position);
+    if (flat.positions == nullptr) {
+      store(out.position_ids + at, two, first.position, second.position);
+      return;
+    }
+    const int64_t width = widths.prompt + widths.response;
+    int64_t* positions = out.position_ids + index * width * out.position_dims + column;
+    for (int64_t dim = 0; dim < out.position_dims; ++dim, positions += width) {
+      store(positions, two, position_at(row, dim, first, column),
+            position_at(row, dim, second, column + 1));
+    }
   }
 
   AGL_HD void write_prompt(int64_t index, const FlatRow& row, int64_t column, bool two) const {

@@ -29,11 +29,18 @@ void fill_segments(const Row& row, int64_t* mask, int64_t* calls, float* scores,
   scores[begin - 1] = row.score;
 }
 
-// The positions of a row's tokens, without padding. Returns the last one, 0 where there is none.
+// The positions of a row's tokens in a dimension, without padding. Returns the last one, 0 where
+// there is none.
 template <Stores kStores>
-int64_t fill_positions(const Row& row, int64_t* out) {
+int64_t fill_positions(const Row& row, int64_t dim, int64_t* out) {
   using W = Writer<kStores>;
   const int64_t length = int64_t{row.prompt_length} + row.response_length;
+  if (row.prompt_positions) {
+    const int64_t offset = dim * row.position_stride;
+    out = W::widen(out, row.prompt_positions + offset, row.prompt_length);
+    W::widen(out, row.response_positions + offset, row.response_length);
+    return row.response_positions[offset + row.response_length - 1];
+  }
   int64_t begin = 0;
   int64_t depth = 0;
   for (int32_t j = 0; j < row.num_jumps; ++j) {
@@ -68,8 +75,12 @@ void fill_padded_row(const Row& row, int64_t index, const Widths& widths, int64_
   int64_t* mask = W::fill(out.attention_mask + row_t, left, 0);
   W::fill(W::fill(mask, p + r, 1), right, 0);
 
-  int64_t* positions = W::fill(out.position_ids + row_t, left, 0);
-  W::fill(positions + p + r, right, fill_positions<kStores>(row, positions));
+  int64_t* positions = out.position_ids + row_t * out.position_dims;
+  for (int64_t dim = 0; dim < out.position_dims; ++dim) {
+    positions = W::fill(positions, left, 0);
+    const int64_t last = fill_positions<kStores>(row, dim, positions);
+    positions = W::fill(positions + p + r, right, last);
+  }
 
   fill_segments<kStores>(row, out.response_mask + row_r,
                          out.call_index ? out.call_index + row_r : nullptr, out.scores + row_r,
@@ -84,18 +95,24 @@ void fill_padded_row(const Row& row, int64_t index, const Widths& widths, int64_
 struct Starts {
   int64_t prompt;
   int64_t response;
+
+  int64_t total() const { return prompt + response; }
 };
 
+// `all_tokens`: of all rows.
 template <Stores kStores>
-void fill_jagged_row(const Row& row, const Starts& start, const JaggedOutput& out) {
+void fill_jagged_row(const Row& row, const Starts& start, int64_t all_tokens,
+                     const JaggedOutput& out) {
   using W = Writer<kStores>;
   const int64_t p = row.prompt_length;
   const int64_t r = row.response_length;
-  const int64_t total = start.prompt + start.response;
+  const int64_t total = start.total();
   W::widen(out.prompts + start.prompt, row.prompt, p);
   W::widen(out.responses + start.response, row.response, r);
   W::widen(W::widen(out.input_ids + total, row.prompt, p), row.response, r);
-  fill_positions<kStores>(row, out.position_ids + total);
+  for (int64_t dim = 0; dim < out.position_dims; ++dim) {
+    fill_positions<kStores>(row, dim, out.position_ids + dim * all_tokens + total);
+  }
   fill_segments<kStores>(row, out.response_mask + start.response,
                          out.call_index ? out.call_index + start.response : nullptr,
                          out.scores + start.response,
@@ -120,7 +137,7 @@ int64_t bytes_per_response_token(bool call_index, bool log_probs) {
 void fill_padded(const Row* rows, int64_t count, const Widths& widths, int64_t pad_id,
                  const PaddedOutput& out) {
   const int64_t bytes =
-      count * (widths.total() * 3 * 8 + widths.prompt * 8 +
+      count * (widths.total() * (2 + out.position_dims) * 8 + widths.prompt * 8 +
                widths.response * bytes_per_response_token(out.call_index, out.log_probs));
   if (bytes >= kStreamingBytes) {
     for_each_row<Stores::kStreaming>(count, bytes, [&](int64_t i) {
@@ -141,16 +158,16 @@ void fill_jagged(const Row* rows, int64_t count, const JaggedOutput& out) {
                       starts[at].response + rows[i].response_length};
   }
   const Starts sums = starts.back();
-  const int64_t bytes =
-      sums.prompt * 3 * 8 +
-      sums.response * (2 * 8 + bytes_per_response_token(out.call_index, out.log_probs));
+  const int64_t bytes = sums.total() * (1 + out.position_dims) * 8 + sums.prompt * 8 +
+                        sums.response * bytes_per_response_token(out.call_index, out.log_probs);
+  const auto start = [&](int64_t i) { return starts[static_cast<std::size_t>(i)]; };
   if (bytes >= kStreamingBytes) {
     for_each_row<Stores::kStreaming>(count, bytes, [&](int64_t i) {
-      fill_jagged_row<Stores::kStreaming>(rows[i], starts[static_cast<std::size_t>(i)], out);
+      fill_jagged_row<Stores::kStreaming>(rows[i], start(i), sums.total(), out);
     });
   } else {
     for_each_row<Stores::kCached>(count, bytes, [&](int64_t i) {
-      fill_jagged_row<Stores::kCached>(rows[i], starts[static_cast<std::size_t>(i)], out);
+      fill_jagged_row<Stores::kCached>(rows[i], start(i), sums.total(), out);
     });
   }
 }

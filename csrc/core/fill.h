@@ -9,7 +9,7 @@ namespace agl {
 void fill_padded(const Row* rows, int64_t count, const Widths& widths, int64_t pad_id,
                  const PaddedOutput& out);
 
-// Writes the same rows end to end.
+// Writes the same rows end to end; position_ids dimension by dimension.
 void fill_jagged(const Row* rows, int64_t count, const JaggedOutput& out);
 
 }  // namespace agl

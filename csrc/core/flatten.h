@@ -28,10 +28,12 @@ struct FlatCounts {
   int64_t segments;
   int64_t log_probs;
   int64_t tokens;
+  int64_t position_dims;  // 0 where the rows' positions count up from 0
 
   int64_t nbytes() const {
     return rows * int64_t{sizeof(FlatRow)} + segments * int64_t{sizeof(FlatSegment)} +
-           log_probs * int64_t{sizeof(float)} + tokens * int64_t{sizeof(int32_t)};
+           log_probs * int64_t{sizeof(float)} +
+           (1 + position_dims) * tokens * int64_t{sizeof(int32_t)};
   }
 };
 
@@ -41,6 +43,8 @@ struct FlatView {
   const FlatSegment* segments;
   const float* log_probs;
   const int32_t* tokens;
+  const int32_t* positions;  // (position_dims, tokens), or null
+  int64_t num_tokens;
 };
 
 // `buffer` is 16-byte aligned.
@@ -50,7 +54,8 @@ FlatView flat_view(const void* buffer, const FlatCounts& counts);
 // nothing else, to a device. Borrows the rows and all they point at.
 class FlatRows {
  public:
-  FlatRows(const Row* rows, int64_t num_rows);
+  // `position_dims`: of the batch, 0 where all rows count up from 0.
+  FlatRows(const Row* rows, int64_t num_rows, int64_t position_dims);
 
   const FlatCounts& counts() const { return counts_; }
 

@@ -52,8 +52,14 @@ CutChain cut_chain(const Chain& chain, const RowOptions& options, std::vector<Se
   out.cut = begin > limit;
   while (segments.size() > first_segment && segments.back().end > length) segments.pop_back();
 
+  const int64_t response_at = spill > 0 ? prompt : chain.prompt_length;
   out.row.prompt = chain.tokens.data();
-  out.row.response = chain.tokens.data() + (spill > 0 ? prompt : chain.prompt_length);
+  out.row.response = chain.tokens.data() + response_at;
+  if (chain.positions.values) {
+    out.row.prompt_positions = chain.positions.of_dim(0);
+    out.row.response_positions = chain.positions.of_dim(0) + response_at;
+    out.row.position_stride = chain.positions.length;
+  }
   out.row.prompt_length = static_cast<int32_t>(prompt);
   out.row.response_length = static_cast<int32_t>(length);
   out.row.num_segments = static_cast<int32_t>(segments.size() - first_segment);

@@ -6,16 +6,18 @@
 namespace agl {
 
 void RolloutPlan::add(CallClass call_class, const TokenReader& prompt, const TokenReader& response,
-                      std::shared_ptr<const float[]> log_probs, Chains::Position from) {
+                      std::shared_ptr<const float[]> log_probs, TokenPositions positions,
+                      Chains::Position from) {
   PlannedCall planned{call_class, -1, prompt.size(), response.size(), {}, false};
   if (call_class == CallClass::kLaidOut) {
     const auto call = static_cast<int32_t>(calls_.size());
     if (level_ == Level::kTree) {
       planned.chain = tree_.add(call, prompt, response, log_probs.get(), from);
     } else {
-      const Placement placed = level_ == Level::kTrajectory
-                                   ? chains_.add(call, prompt, response, log_probs.get(), from)
-                                   : chains_.add_alone(call, prompt, response, log_probs.get());
+      const Placement placed =
+          level_ == Level::kTrajectory
+              ? chains_.add(call, prompt, response, log_probs.get(), std::move(positions), from)
+              : chains_.add_alone(call, prompt, response, log_probs.get(), std::move(positions));
       planned.chain = placed.chain;
       if (placed.mismatched) {
         mismatches_.push_back({call, placed.chain, placed.closest, placed.index,

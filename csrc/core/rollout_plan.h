@@ -42,9 +42,10 @@ class RolloutPlan {
   // Room for the longest context, before the first call.
   void reserve(int64_t tokens);
 
-  // `log_probs`: one per response token, or null.
+  // `log_probs`: one per response token, or null. `positions`: not at level tree.
   void add(CallClass call_class, const TokenReader& prompt, const TokenReader& response,
-           std::shared_ptr<const float[]> log_probs, Chains::Position from = {});
+           std::shared_ptr<const float[]> log_probs, TokenPositions positions,
+           Chains::Position from = {});
 
   // Lets later calls refer to the last call's tokens although it was not laid out.
   void keep_context(const TokenReader& prompt, const TokenReader& response);
@@ -118,6 +119,7 @@ struct RowSet {
   std::vector<uint8_t> has_log_probs;  // per row: known for every sampled token
   std::vector<RolloutCounts> counts;   // per rollout
   bool any_log_probs = false;
+  int64_t position_dims = 0;  // of calls that have position ids; 0: none has
   Widths longest{0, 0};
   int64_t prompt_tokens = 0;
   int64_t response_tokens = 0;

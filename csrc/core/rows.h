@@ -21,8 +21,11 @@ struct Jump {
 struct Row {
   const int32_t* prompt;
   const int32_t* response;
-  const Segment* segments;  // cover the response exactly
-  const Jump* jumps;        // by index; the row counts up from 0 to the first
+  const Segment* segments;            // cover the response exactly
+  const Jump* jumps;                  // by index; the row counts up from 0 to the first
+  const int32_t* prompt_positions;    // in dimension 0; null: the row counts up from 0 in all
+  const int32_t* response_positions;  // in dimension 0
+  int64_t position_stride;            // from a dimension to the next
   int32_t prompt_length;
   int32_t response_length;
   int32_t num_segments;
@@ -38,17 +41,19 @@ struct Widths {
   int64_t total() const { return prompt + response; }
 };
 
-// Where the padded tensors go; row-major, caller-owned, host or device memory.
+// Where the padded tensors go; row-major, caller-owned, host or device memory. D: dimensions of
+// positions; where there is one, position_ids is (B, T) as well.
 struct PaddedOutput {
   int64_t* prompts;         // (B, P)
   int64_t* responses;       // (B, R)
   int64_t* input_ids;       // (B, T)
   int64_t* attention_mask;  // (B, T)
-  int64_t* position_ids;    // (B, T)
+  int64_t* position_ids;    // (B, D, T)
   int64_t* response_mask;   // (B, R)
   int64_t* call_index;      // (B, R), or null when not asked for
   float* scores;            // (B, R)
   float* log_probs;         // (B, R), or null when no row has any
+  int64_t position_dims;    // D
 };
 
 // Where the jagged values go: rows end to end, no padding.
@@ -56,11 +61,12 @@ struct JaggedOutput {
   int64_t* prompts;        // (sum of prompt lengths,)
   int64_t* responses;      // (sum of response lengths,)
   int64_t* input_ids;      // (sum of both,)
-  int64_t* position_ids;   // like input_ids
+  int64_t* position_ids;   // like input_ids, in each of D dimensions
   int64_t* response_mask;  // like responses
   int64_t* call_index;     // like responses, or null
   float* scores;           // like responses
   float* log_probs;        // like responses, or null
+  int64_t position_dims;   // D
 };
 
 }  // namespace agl

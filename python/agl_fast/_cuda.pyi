@@ -3,7 +3,7 @@
 def device_count() -> int: ...
 def expand(
     flat: int,
-    counts: tuple[int, int, int, int],
+    counts: tuple[int, int, int, int, int],
     prompt_width: int,
     response_width: int,
     pad_token_id: int,

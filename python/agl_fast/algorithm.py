@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import warnings
 from collections.abc import Mapping, Sized
 from typing import Any
@@ -18,6 +19,9 @@ from agl_fast.verl.addresses import routable_address, url_host
 from agl_fast.verl.agentlightning_patches import patch_agentlightning
 from agl_fast.verl.config import decide_with_model, merge_settings
 from agl_fast.verl.membership import bind_runners_to_runs
+from agl_fast.verl.supervision.log_output import messages_shown
+
+logger = logging.getLogger(__name__)
 
 # Here, because runner processes are forked from the one that makes the algorithm.
 patch_agentlightning()
@@ -63,7 +67,7 @@ class VERL(Algorithm):
 
     Attributes:
         config: the whole configuration.
-        notices: lines about it (keys that moved, values that were filled in), printed by `run`.
+        notices: lines about it (keys that moved, values that were filled in), logged by `run`.
 
     Raises:
         TypeError: a setting, or `config` itself, has the wrong type.
@@ -92,6 +96,7 @@ class VERL(Algorithm):
         self.trainer_cls = trainer_cls
         self.daemon_cls = daemon_cls
 
+    @messages_shown()
     def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
         """Train until the configured steps or epochs are done.
 
@@ -112,7 +117,7 @@ class VERL(Algorithm):
         if self._open_keys is not None:
             notices += decide_with_model(config, self._open_keys)
         for line in notices:
-            print(f"agl_fast: {line}")
+            logger.info("%s", line)
         is_legacy = self._is_legacy()
         if not is_legacy:
             _require_one_llm(self.get_initial_resources() or {})
@@ -124,7 +129,7 @@ class VERL(Algorithm):
                 Samples(val_dataset)[0]  # raises TypeError for another kind of sample
         if val_dataset is None or len(val_dataset) == 0:
             _do_not_validate(config)
-            print("agl_fast: there is no val_dataset, so the run does not validate")
+            logger.info("there is no val_dataset, so the run does not validate")
             val_dataset = None
 
         # Only now: Ray, the trainer and the proxy are nothing to whoever only configures.
@@ -215,9 +220,10 @@ def _require_one_llm(initial_resources: Mapping[str, Any]) -> None:
             "trained, main_llm; agents call other models under their own address"
         )
     if initial_resources:
-        print(
-            f"agl_fast: initial_resources ({', '.join(initial_resources)}) are not passed on: "
-            "rollouts get main_llm alone, as in Agent-lightning 0.3"
+        logger.info(
+            "initial_resources (%s) are not passed on: rollouts get main_llm alone, as in "
+            "Agent-lightning 0.3",
+            ", ".join(initial_resources),
         )
 
 

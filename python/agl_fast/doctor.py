@@ -1,4 +1,4 @@
-"""`python -m agl_fast.doctor`: what keeps this machine from training, and how to install.
+"""`python -m agl_fast doctor`: what keeps this machine from training, and how to install.
 
 verl's tensordict and Agent-lightning's agentops ask for different versions of `packaging`, so that
 no resolver finds a set of packages by itself. The commands printed here override that.
@@ -313,16 +313,19 @@ def examine(target: Target) -> Iterator[Finding]:
     yield check_platform(target)
 
 
-def main(arguments: Sequence[str] = ()) -> int:
-    """Print every finding and the commands that install; 1 where something is wrong."""
-    parser = argparse.ArgumentParser(
-        prog="python -m agl_fast.doctor",
-        description="What keeps this machine from training, and the one command that installs for "
-        "a CPU, CUDA 12 or CUDA 13. It changes nothing.",
-        epilog="AGL_SERVER_PORT: the port of Agent-lightning's store; VERL_PLATFORM=cpu: check for "
-        "a CPU although there is a GPU. Exit status 1 where something is wrong.",
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Check what keeps this machine from training, and print the one command that installs for "
+        "a CPU, CUDA 12 or CUDA 13. It changes nothing."
     )
-    parser.parse_args(list(arguments))
+    parser.epilog = (
+        "AGL_SERVER_PORT: the port of Agent-lightning's store; VERL_PLATFORM=cpu: check for a CPU "
+        "although there is a GPU. Exit status 1 if something is wrong."
+    )
+
+
+def run(_options: argparse.Namespace) -> int:
+    """Print every finding and the install commands; 1 if something is wrong."""
     target = this_machine()
     print(f"agl_fast on {NAMES[target]}")
     wrong = 0
@@ -336,5 +339,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     return 1 if wrong else 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+if __name__ == "__main__":  # python -m agl_fast.doctor
+    from agl_fast.__main__ import main
+
+    sys.exit(main(["doctor", *sys.argv[1:]]))

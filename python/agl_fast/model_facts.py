@@ -7,6 +7,7 @@ the table with the installed version's causal language models.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -15,6 +16,8 @@ Model: TypeAlias = Any
 Get: TypeAlias = Callable[..., Any]
 
 FULL_ATTENTION = "full_attention"
+# Names of the matrices that choose experts.
+_ROUTER = re.compile(r"(?:gate|router|gate\.wg|router\.classifier)(?:\.weight)?$")
 # Their state runs along the row, and their configurations need not name it in layer_types.
 _RECURRENT = frozenset(
     [
@@ -134,6 +137,35 @@ def tree_refusals(model: Model) -> list[str]:
             *_of_outputs(get),
         ]
     return list(dict.fromkeys(reasons))
+
+
+def matrix_sizes(model: Any) -> dict[str, int]:
+    """Count the weights of a causal language model by building it on torch's meta device.
+
+    Args:
+        model: its Hugging Face configuration.
+
+    Returns:
+        Number of weights of each matrix, by name; tied ones once, and no routers of experts.
+
+    Raises:
+        ValueError: transformers cannot build the model.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            built = AutoModelForCausalLM.from_config(model)
+    except Exception as error:  # the model's own code may raise anything for wrong fields
+        raise ValueError(
+            f"transformers cannot build model_type={model.model_type!r}: {error}"
+        ) from None
+    return {
+        name: weights.numel()
+        for name, weights in built.named_parameters()
+        if weights.dim() > 1 and not _ROUTER.search(name)
+    }
 
 
 def _parts(model: Model) -> Iterator[Get]:

@@ -1,8 +1,9 @@
-"""Text of models, tools and agents, made safe to print."""
+"""Text for terminals: escaped characters and aligned tables."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 # What a terminal acts on, or what shows text in another order than it has: control characters of
 # ASCII and Latin-1 (without line breaks and tabs), line and paragraph separators, directional
@@ -34,6 +35,16 @@ def shown(value: object, longest: int = 80) -> str:
     """A value as Python writes it, on one line and cut: for text that names what somebody sent."""
     text = escaped_line(repr(value))
     return text if len(text) <= longest else f"{text[:longest]}…"
+
+
+def table(lines: Iterable[Sequence[str]]) -> str:
+    """Align cells in columns: the first column to the left, the others to the right."""
+    cells = list(lines)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]).rstrip()
+        for first, *rest in cells
+    )
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_what_the_model_decides_is_decided_when_the_run_starts(
     runs: list[Any],
     adapter: Adapter,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    messages: Callable[[], list[str]],
 ) -> None:
     """It may not be on this machine before."""
     decided: list[Any] = []
@@ -83,7 +84,7 @@ def test_what_the_model_decides_is_decided_when_the_run_starts(
     (run,) = runs
     assert run["config"].trainer.experiment_name == "decided"
     assert algorithm.config.trainer.experiment_name == "an experiment"
-    assert "agl_fast: decided with the model" in capsys.readouterr().out
+    assert "decided with the model" in messages()
     assert "data.train_batch_size" in decided[0]
 
 
@@ -108,7 +109,7 @@ def test_datasets_are_samples_by_index(runs: list[Any], adapter: Adapter, datase
 
 @pytest.mark.parametrize("val_dataset", [None, []])
 def test_no_validation_without_samples(
-    runs: list[Any], adapter: Adapter, capsys: pytest.CaptureFixture[str], val_dataset: Any
+    runs: list[Any], adapter: Adapter, messages: Callable[[], list[str]], val_dataset: Any
 ) -> None:
     algorithm = make_algorithm(adapter)
     algorithm.run(samples(16), val_dataset)
@@ -117,7 +118,7 @@ def test_no_validation_without_samples(
     assert run["config"].trainer.val_before_train is False
     assert run["config"].trainer.test_freq == -1
     assert algorithm.config.trainer.test_freq == 32
-    assert capsys.readouterr().out.count("does not validate") == 1
+    assert str(messages()).count("does not validate") == 1
 
 
 def test_validating_only_needs_samples(runs: list[Any], adapter: Adapter) -> None:
@@ -161,7 +162,7 @@ def test_a_client_finds_the_server_of_mode_v0(proxy: dict[str, Any], endpoint: s
 
 
 def test_several_llms_are_refused_and_other_resources_said_to_be_left_out(
-    runs: list[Any], adapter: Adapter, capsys: pytest.CaptureFixture[str]
+    runs: list[Any], adapter: Adapter, messages: Callable[[], list[str]]
 ) -> None:
     import agentlightning
 
@@ -173,10 +174,9 @@ def test_several_llms_are_refused_and_other_resources_said_to_be_left_out(
     assert runs == []
     template = agentlightning.PromptTemplate(template="{x}", engine="f-string")
     algorithm.set_initial_resources({"prompt": template})
-    capsys.readouterr()
     algorithm.run(samples(16), samples(2))
     assert len(runs) == 1
-    assert "initial_resources (prompt) are not passed on" in capsys.readouterr().out
+    assert "initial_resources (prompt) are not passed on" in str(messages())
 
 
 @pytest.mark.parametrize(("strategy", "is_refused"), [("shm", True), ("cs", False)])
@@ -200,15 +200,15 @@ def test_several_runners_in_one_process_are_refused(
     assert runs == []
 
 
-def test_notices_are_printed_once_a_run(
-    runs: list[Any], adapter: Adapter, capsys: pytest.CaptureFixture[str]
+def test_notices_are_logged_once_a_run(
+    runs: list[Any], adapter: Adapter, messages: Callable[[], list[str]]
 ) -> None:
     algorithm = make_algorithm(adapter, documented(custom_reward_function={"name": "score"}))
-    capsys.readouterr()
+    assert messages() == []
     algorithm.run(samples(16), samples(2))
-    printed = capsys.readouterr().out
-    assert printed.count("agl_fast: custom_reward_function.name is called ") == 1
-    assert printed.count("trainer.use_v1=false") == 1
+    said = messages()
+    assert len([line for line in said if line.startswith("custom_reward_function.name is ")]) == 1
+    assert len([line for line in said if line.startswith("trainer.use_v1=false")]) == 1
 
 
 def test_bad_settings_are_refused_at_once() -> None:

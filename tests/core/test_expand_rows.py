@@ -32,7 +32,7 @@ def planned(rollouts: list[PlainRollout], trajectory: bool, limits: dict[str, An
 
 
 @given(
-    several_rollouts(),
+    several_rollouts(positions=True),
     st.booleans(),
     st.integers(1, 12),
     st.integers(1, 20),
@@ -61,10 +61,11 @@ def test_packed_rows_expand_to_what_the_host_fills(
         assert torch.equal(expanded[name], tensor), name
     prompts, responses = rows.lengths
     assert flat.counts[0] == len(rows)
+    assert flat.counts[4] == rows.position_dims
     assert flat.counts[3] == prompts.sum() + responses.sum()  # real tokens and nothing else
 
 
 def test_log_probs_are_packed_only_where_known():
     calls = [([1, 2], [3, 4], {"log_probs": [-0.5, -0.25]}), ([1, 2, 3, 4, 9], [5], {})]
     limits = {"max_prompt_length": 4, "max_response_length": 8}
-    assert planned([rollout(*calls)], True, limits).flatten().counts == (1, 3, 2, 6)
+    assert planned([rollout(*calls)], True, limits).flatten().counts == (1, 3, 2, 6, 0)

@@ -12,11 +12,23 @@ import agl_fast
 from agl_fast import reference
 from support.batch_lists import as_lists, assert_same, assert_same_outcome
 from support.plain_rollouts import Containers, PlainCall, PlainRollout, to_native
-from support.simulated_agents import containers, options, rollouts_in_containers, several_rollouts
+from support.simulated_agents import (
+    CHAINS,
+    containers,
+    options,
+    rollouts_in_containers,
+    several_rollouts,
+)
 
 
 @given(several_rollouts(), options())
 def test_from_lists(rollouts: list[PlainRollout], chosen: dict[str, Any]) -> None:
+    native = [to_native(one) for one in rollouts]
+    assert_same_outcome(lambda: agl_fast.build_batch(native, **chosen), rollouts, chosen)
+
+
+@given(several_rollouts(positions=True), options(CHAINS))
+def test_positions(rollouts: list[PlainRollout], chosen: dict[str, Any]) -> None:
     native = [to_native(one) for one in rollouts]
     assert_same_outcome(lambda: agl_fast.build_batch(native, **chosen), rollouts, chosen)
 

@@ -241,7 +241,7 @@ def test_lesson_lists_the_tool_as_the_sdk_does():
 def test_settings_of_an_example_compose():
     pytest.importorskip("verl", reason="needs the extra [cpu]")
     script = (
-        "import os, sys; from pathlib import Path; from agl_fast.quickstart.environment import *;"
+        "import os, sys; from pathlib import Path; from agl_fast.quickstart.console import *;"
         "os.environ.update(ENVIRONMENT | CPU_ENVIRONMENT);"
         "from examples.multi_agent import EXAMPLE; from examples.running import settings;"
         "from agl_fast import VERL; from agl_fast.training.credit import load_hook;"

@@ -149,18 +149,18 @@ def test_rows_stand_in_the_order_of_the_samples():
     assert rows.batch["token_level_scores"].sum(dim=1).tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_transition_level_and_what_trajectory_would_forward(capsys):
+def test_transition_level_and_what_trajectory_would_forward(messages):
     with daemon_bench(trace_aggregator={}, train_rollout_n=1) as bench:
         rows, metrics = bench.train(two_calls, 1)
         bench.train(two_calls, 1)
     assert rows.non_tensor_batch["turn_index_list"].tolist() == [0, 1]
     assert rows.non_tensor_batch["data_id_list"].dtype == object
     assert "training/n_unmerged_rollouts" not in metrics
-    lines = [line for line in capsys.readouterr().out.splitlines() if "trajectory" in line]
+    lines = [line for line in messages() if "trajectory" in line]
     first, second = len(prompt_ids_of(say("q0"))), len(prompt_ids_of(say("q0", "hello", "and?")))
     answer = len(HELLO)
     assert lines == [
-        f"agl_fast: level transition forwards {first + second + 2 * answer} tokens in 2 rows in "
+        f"level transition forwards {first + second + 2 * answer} tokens in 2 rows in "
         f"this first step; level trajectory would have forwarded {second + answer} in 1 "
         f"({1 - (second + answer) / (first + second + 2 * answer):.0%} less), from the same calls"
     ]

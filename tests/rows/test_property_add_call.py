@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 import agl_fast
 from support.batch_lists import assert_same_outcome
 from support.plain_rollouts import PlainCall, PlainRollout, to_native
-from support.simulated_agents import ID_CONTAINERS, options, several_rollouts
+from support.simulated_agents import CHAINS, ID_CONTAINERS, options, several_rollouts
 
 CONTAINER = st.sampled_from(sorted(ID_CONTAINERS))
 OPTIONS: dict[str, Any] = {"max_prompt_length": 8, "max_response_length": 8, "pad_token_id": 0}
@@ -58,9 +59,11 @@ def coded(draw: Any, rollout: int, calls: list[PlainCall], index: int) -> CodedC
 
 
 @st.composite
-def arrivals(draw: Any) -> tuple[list[PlainRollout], list[CodedCall | WholeRollout]]:
+def arrivals(
+    draw: Any, *, positions: bool = False
+) -> tuple[list[PlainRollout], list[CodedCall | WholeRollout]]:
     """Rollouts in the order in which they begin, and their calls as they arrive interleaved."""
-    rollouts = draw(several_rollouts())
+    rollouts = draw(several_rollouts(positions=positions))
     streams: list[list[CodedCall | WholeRollout]] = []
     for number, rollout in enumerate(rollouts):
         if not rollout.calls or draw(st.integers(0, 3)) == 0:
@@ -95,6 +98,7 @@ def add_coded(builder: Any, rollout_id: str, arrival: CodedCall) -> None:
         response_id=call.response_id,
         finish_reason=call.finish_reason,
         trainable=call.trainable,
+        position_ids=None if call.position_ids is None else np.array(call.position_ids, np.int64),
     )
 
 
@@ -104,11 +108,17 @@ def close(builder: Any, rollout: PlainRollout) -> None:
     )
 
 
-@given(arrivals(), options(), st.booleans())
+@given(
+    st.one_of(
+        st.tuples(arrivals(), options()),
+        st.tuples(arrivals(positions=True), options(CHAINS)),
+    ),
+    st.booleans(),
+)
 def test_same_batch_as_whole_rollouts(
-    arrived: tuple[list[PlainRollout], list[Any]], chosen: dict[str, Any], close_at_once: bool
+    case: tuple[tuple[list[PlainRollout], list[Any]], dict[str, Any]], close_at_once: bool
 ) -> None:
-    rollouts, order = arrived
+    (rollouts, order), chosen = case
 
     def build() -> Any:
         builder = agl_fast.BatchBuilder(**chosen)

@@ -69,7 +69,7 @@ def count_cases() -> Counter[str]:
     seen: Counter[str] = Counter()
 
     @settings(max_examples=N_EXAMPLES, derandomize=True, database=None, deadline=None)
-    @given(several_rollouts(), options(CHAINS))
+    @given(several_rollouts(positions=True), options(CHAINS))
     def count(rollouts: list[PlainRollout], chosen: dict[str, Any]) -> None:
         seen.update(conversations_in(rollouts))
         seen.update(cases_in(rollouts, chosen) | trees_in(rollouts, chosen))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -148,11 +149,11 @@ def test_dropped_prompts_say_what_would_fit() -> None:
 
 @pytest.mark.parametrize(("widths", "n_lines"), [((2, 5), 1), ((1, 5), 0), ((2, 4), 0)])
 def test_levels_are_compared_where_neither_loses_tokens(
-    widths: tuple[int, int], n_lines: int, capsys: pytest.CaptureFixture[str]
+    widths: tuple[int, int], n_lines: int, messages: Callable[[], list[str]]
 ) -> None:
     """Rows that are cut or dropped are few tokens, and no measure of what merging saves."""
     training_rows(level="transition").build(*widths, "cpu")
-    assert capsys.readouterr().out.count("level trajectory would have forwarded 13 in 2") == n_lines
+    assert str(messages()).count("level trajectory would have forwarded 13 in 2") == n_lines
 
 
 def training_rows(**aggregator: Any) -> TrainingRows:

@@ -1,4 +1,4 @@
-"""Warnings of a run are seen, once."""
+"""Messages of a run are seen, once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from agl_fast import BatchBuilder, Call, Rollout
-from agl_fast.verl.supervision.log_output import PACKAGE, warnings_shown
+from agl_fast.verl.supervision.log_output import PACKAGE, messages_shown
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def build_without_reward() -> None:
 
 
 def test_a_missing_reward_is_said_although_an_import_silences_the_root_logger(capsys):
-    with root_handler() as handler, warnings_shown():
+    with root_handler() as handler, messages_shown():
         logging.getLogger().setLevel(logging.ERROR)
         handler.setLevel(logging.ERROR)
         build_without_reward()
@@ -41,20 +41,33 @@ def test_a_missing_reward_is_said_although_an_import_silences_the_root_logger(ca
 
 
 def test_what_the_root_logger_shows_is_not_said_twice(capsys):
-    with root_handler(), warnings_shown():
+    with root_handler(), messages_shown():
         build_without_reward()
     assert capsys.readouterr().err.count("rollouts have no reward") == 1
+
+
+def test_messages_have_the_prefix_and_warnings_their_level(capsys):
+    logger = logging.getLogger(f"{PACKAGE}.a_module")
+    with root_handler() as handler, messages_shown(), messages_shown():
+        handler.setLevel(logging.ERROR)
+        logger.info("step %d", 3)
+        logger.warning("few tokens")
+    logger.info("after the run")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "agl_fast: step 3"
+    assert second.startswith("WARNING:")
+    assert second.endswith(":few tokens")
 
 
 def test_the_user_s_level_stays(capsys):
     logger = logging.getLogger(PACKAGE)
     before = logger.level, list(logger.handlers)
-    with root_handler(), warnings_shown():
-        assert logger.level == logging.WARNING
+    with root_handler(), messages_shown():
+        assert logger.level == logging.INFO
     assert (logger.level, logger.handlers) == before
     logger.setLevel(logging.ERROR)
     try:
-        with root_handler(), warnings_shown():
+        with root_handler(), messages_shown():
             build_without_reward()
         assert logger.level == logging.ERROR
     finally:

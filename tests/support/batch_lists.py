@@ -90,7 +90,8 @@ def _padded_lists(tensors: dict[str, torch.Tensor], n_rows: int) -> dict[str, An
     lists = {}
     for key in tensors.keys() - {"is_drop_mask"}:
         tensor = tensors[key]
-        assert tensor.shape == (n_rows, width[PADDED_WIDTHS[key]]), key
+        assert (tensor.shape[0], tensor.shape[-1]) == (n_rows, width[PADDED_WIDTHS[key]]), key
+        assert tensor.dim() == 2 or (key == "position_ids" and tensor.dim() == 3), key
         assert tensor.is_contiguous(), key
         assert tensor.dtype == _dtype(key), key
         lists[key] = tensor.tolist()

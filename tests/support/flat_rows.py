@@ -63,7 +63,7 @@ class PackedRows:
                 known = segment.log_probs is not None
                 segments.append((end, segment.call, len(log_probs) if known else -1))
                 log_probs += segment.log_probs or []
-        self.counts = (len(flat_rows), len(segments), len(log_probs), len(tokens))
+        self.counts = (len(flat_rows), len(segments), len(log_probs), len(tokens), 0)
         self.bytes = b"".join(
             np.array(part, dtype).tobytes()
             for part, dtype in (

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 
 @dataclass
 class PlainCall:
@@ -15,6 +17,7 @@ class PlainCall:
     response_id: str | None = None
     finish_reason: str | None = None
     trainable: bool = True
+    position_ids: list[list[int]] | None = None
 
     @property
     def context(self) -> list[int]:
@@ -64,6 +67,9 @@ def to_native(plain: PlainRollout, containers: Containers | None = None) -> Any:
             response_id=call.response_id,
             finish_reason=call.finish_reason,
             trainable=call.trainable,
+            position_ids=None
+            if call.position_ids is None
+            else np.array(call.position_ids, np.int64),
         )
         calls.append(native)
     return agl_fast.Rollout(

@@ -37,6 +37,11 @@ def assert_same_call(found: agl_fast.Call, expected: agl_fast.Call) -> None:
         as_float32 = np.asarray(expected.log_probs, np.float32)
         assert found.log_probs.tobytes() == as_float32.tobytes()
     assert same_number(found.reward, expected.reward)
+    if expected.position_ids is None:
+        assert found.position_ids is None
+    else:
+        assert found.position_ids.dtype == np.int64
+        assert found.position_ids.tolist() == expected.position_ids.tolist()
     for name in (
         *("response_id", "finish_reason", "policy_version", "sampling"),
         *("agent", "trainable", "credit"),

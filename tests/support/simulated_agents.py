@@ -132,8 +132,29 @@ def rollouts(draw: Any, rollout_id: str = "r0") -> PlainRollout:
 
 
 @st.composite
-def several_rollouts(draw: Any) -> list[PlainRollout]:
-    return [draw(rollouts(f"r{index}")) for index in range(draw(st.integers(1, 4)))]
+def several_rollouts(draw: Any, *, positions: bool = False) -> list[PlainRollout]:
+    """With ``positions``, calls of some batches have position ids."""
+    drawn = [draw(rollouts(f"r{index}")) for index in range(draw(st.integers(1, 4)))]
+    n_dims = draw(st.sampled_from([None, 1, 3])) if positions else None
+    if n_dims is not None:
+        for rollout in drawn:
+            _give_positions(draw, rollout.calls, n_dims)
+    return drawn
+
+
+def _give_positions(draw: Any, calls: list[PlainCall], n_dims: int) -> None:
+    """Most calls of a rollout count in the same way; the others disagree with them."""
+    ways = st.sampled_from(["none", "by_one", "by_halves", "from_two_on"])
+    usual = draw(ways)
+    for call in calls:
+        way = usual if draw(st.integers(0, 4)) else draw(ways)
+        count = range(len(call.context))
+        if way == "by_one":
+            call.position_ids = [[*count]] * n_dims
+        elif way == "by_halves":
+            call.position_ids = [[at // (dim + 1) for at in count] for dim in range(n_dims)]
+        elif way == "from_two_on":
+            call.position_ids = [[at + at // 2 for at in count] for _ in range(n_dims)]
 
 
 # Levels of rows that each hold one conversation; drawn as often as they stand here.

@@ -27,7 +27,16 @@ from support.model_configs import SMALL
 from support.plain_rollouts import rollout, to_native
 from support.token_traces import DATA
 
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+pytest.importorskip("transformers", reason="needs the extra [cpu] or [verl]")
+
+QWEN_EXPERTS = {
+    "model_type": "qwen2_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 6,
+    "shared_expert_intermediate_size": 5,
+}
+MIXTRAL = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 # [1,2]→[3]; [1,2,3,7]→[4]; [1,2,8]→[5]
 CALLS = (([1, 2], [3]), ([1, 2, 3, 7], [4]), ([1, 2, 8], [5]))
 
@@ -47,25 +56,38 @@ def test_parameters(tmp_path: Path) -> None:
     """q and o 8 × 8, k and v 8 × 4, three of 8 × 16; embedding and lm_head 32 × 8."""
     of_layer = 2 * 64 + 2 * 32 + 3 * 128
     found = shape(tmp_path)
-    assert (found.head_width, found.layer_parameters) == (4, of_layer)
+    assert (found.head_width, found.layer_parameters) == (4, 3 * of_layer)
+    assert (found.inner, found.inner_matrices) == (16, 3)
     assert found.parameters == 3 * of_layer + 2 * 256
     assert state_bytes(found) == 16 * found.parameters
     assert shape(tmp_path, tie_word_embeddings=True).parameters == 3 * of_layer + 256
-    assert shape(tmp_path, tie_word_embeddings=None).tied
-    assert shape(tmp_path, num_key_value_heads=None).layer_parameters == 4 * 64 + 3 * 128
-    assert shape(tmp_path, head_dim=6).layer_parameters == 2 * 96 + 2 * 48 + 3 * 128
-    assert shape(tmp_path, model_type="gpt_neox").layer_parameters == of_layer - 128
+    assert shape(tmp_path, head_dim=6).layer_parameters == 3 * (2 * 96 + 2 * 48 + 3 * 128)
+
+
+def test_parameters_of_other_families(tmp_path: Path) -> None:
+    """As many key heads as heads and no gate; and gate and up, and q, k and v, in one matrix."""
+    found = shape(tmp_path, model_type="gpt_neox")
+    assert (found.inner, found.inner_matrices) == (16, 2)
+    assert found.layer_parameters == 3 * (4 * 64 + 2 * 128)
+    fused = shape(tmp_path, model_type="phi3", pad_token_id=0, sliding_window=None)
+    plain = shape(tmp_path)
+    assert (fused.inner, fused.inner_matrices) == (plain.inner, plain.inner_matrices)
+    assert fused.layer_parameters == plain.layer_parameters
 
 
 def test_experts(tmp_path: Path) -> None:
     """As of Qwen's models, and as of Mixtral, whose experts are as wide as a plain MLP."""
-    qwen = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 6}
-    found = shape(tmp_path, **qwen, shared_expert_intermediate_size=5, mlp_only_layers=[])
-    assert (found.inner, found.stored_inner) == (2 * 6 + 5, 4 * 6 + 5)
-    assert found.layer_parameters == 2 * 64 + 2 * 32 + 3 * 8 * 17
-    assert found.parameters == 3 * (2 * 64 + 2 * 32 + 3 * 8 * 29) + 2 * 256
-    mixtral = shape(tmp_path, num_local_experts=4, num_experts_per_tok=2)
-    assert (mixtral.inner, mixtral.stored_inner) == (2 * 16, 4 * 16)
+    attention = 2 * 64 + 2 * 32
+    found = shape(tmp_path, **QWEN_EXPERTS, mlp_only_layers=[])
+    assert (found.inner, found.inner_matrices) == (2 * 6 + 5, 3)
+    assert found.layer_parameters == 3 * (attention + 3 * 8 * 17)
+    assert found.parameters == 3 * (attention + 3 * 8 * 29) + 2 * 256
+    mixtral = shape(tmp_path, **MIXTRAL)
+    assert mixtral.inner == 2 * 16
+    assert mixtral.parameters == 3 * (attention + 3 * 8 * 64) + 2 * 256
+    mixed = shape(tmp_path, **QWEN_EXPERTS, mlp_only_layers=[0])
+    assert mixed.inner == 2 * 6 + 5  # of the widest layer; the first has a plain MLP of 16
+    assert mixed.layer_parameters == found.layer_parameters - 3 * 8 * (17 - 16)
 
 
 def test_the_benchmark_of_predictions() -> None:
@@ -98,7 +120,7 @@ def test_flops_by_hand(tmp_path: Path) -> None:
 
 def test_a_row_costs_what_torch_counts(tmp_path: Path) -> None:
     """But for attention: torch counts all pairs, also those that a mask leaves out."""
-    transformers = pytest.importorskip("transformers", reason="needs the extra [cpu] or [verl]")
+    import transformers
     from torch.utils.flop_counter import FlopCounterMode
 
     n = 11
@@ -177,25 +199,26 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_size": None}, "hidden_size: missing; there are intermediate_size, model_type"),
-        ({"vocab_size": "32"}, "vocab_size: expected a whole number of at least 1, got '32'"),
-        ({"num_hidden_layers": True}, "num_hidden_layers: expected a whole number"),
+        ({"model_type": None}, "model_type: expected a string"),
+        ({"model_type": "none"}, ".*none"),
+        ({"vocab_size": "32"}, ".*'vocab_size' expected int, got str .value: '32'"),
+        ({"num_hidden_layers": True}, ".*'num_hidden_layers' expected int, got bool"),
         ({"num_key_value_heads": 0}, "num_key_value_heads: expected a whole number"),
         ({"head_dim": 0.5}, "head_dim: expected a whole number"),
-        ({"tie_word_embeddings": "no"}, "tie_word_embeddings: expected true or false"),
-        ({"intermediate_size": None}, "intermediate_size: missing"),
-        ({"num_experts": 64}, "num_experts_per_tok: missing"),
-        ({"num_experts": 64, "mlp_only_layers": [0]}, "mlp_only_layers=.*: expected layers of eq"),
-        ({"n_routed_experts": 64, "n_shared_experts": 1}, "n_shared_experts=1: expected layers"),
+        ({"tie_word_embeddings": "no"}, ".*'tie_word_embeddings' expected bool, got str"),
+        ({"intermediate_size": -1}, "transformers cannot build model_type='qwen2'"),
         ({"num_key_value_heads": 4}, "num_key_value_heads: expected a divisor of num_attention_h"),
-        ({"num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok: expected at most 4"),
-        ({**EXPERTS, "shared_expert_intermediate_size": "5"}, "shared_expert_intermediate_size: "),
-        ({"model_type": "mamba2"}, "model_type='mamba2' has recurrent layers"),
+        ({**MIXTRAL, "num_experts_per_tok": 5}, "num_experts_per_tok: expected at most 4"),
+        ({**QWEN_EXPERTS, "moe_intermediate_size": "5"}, ".*'moe_intermediate_size' expected int"),
+        (
+            {"model_type": "mamba2", "num_heads": 4, "head_dim": 4},
+            "model_type='mamba2' has .*recurrent layers",
+        ),
         ({"is_encoder_decoder": True}, "model_type='qwen2' has an encoder"),
-        ({"layer_types": "full_attention"}, "layer_types: expected a list, got 'full_attention'"),
+        ({"layer_types": "full_attention"}, ".*layer_types"),
         ({"kv_lora_rank": 512}, "model_type='qwen2' has latent attention"),
         ({"model_type": "mistral"}, "model_type='mistral' has sliding_window=4096 in every layer"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, ".* of the kind 'sliding_att"),
+        ({"layer_types": ["full_attention", *["sliding_attention"] * 2]}, ".* kind 'sliding_att"),
     ],
 )
 def test_configurations_that_are_refused(

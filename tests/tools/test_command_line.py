@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import agl_fast
-from agl_fast.__main__ import COMMANDS, TRAIN_USAGE, USAGE, main
+from agl_fast.__main__ import COMMANDS, main
+from agl_fast.commands.train import DESCRIPTION
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
@@ -59,37 +60,65 @@ def test_help_and_mistakes_load_nothing_heavy():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "unknown command 'trian'; did you mean train?"),
-        (["analyse", "FILE"], "unknown command 'analyse'; did you mean analyze?"),
-        (["Replay"], "unknown command 'Replay'; did you mean replay?"),
-        (["exprot", "a", "b"], "unknown command 'exprot'; did you mean export?"),
-        (["doctr"], "unknown command 'doctr'; did you mean doctor?"),
-        (["xyz"], f"unknown command 'xyz'; expected {', '.join(COMMANDS)}, or key=value"),
-        (["--verison"], "unknown option --verison; python -m agl_fast --help lists commands"),
-        (["train", "data"], "'data': expected key=value"),
-        (["data.n=1", "trainer.nnodes"], "'trainer.nnodes': expected key=value"),
+        (["trian"], "agl_fast: unknown command 'trian'; did you mean train?"),
+        (["analyse", "FILE"], "agl_fast: unknown command 'analyse'; did you mean analyze?"),
+        (["Replay"], "agl_fast: unknown command 'Replay'; did you mean replay?"),
+        (["exprot", "a", "b"], "agl_fast: unknown command 'exprot'; did you mean export?"),
+        (["doctr"], "agl_fast: unknown command 'doctr'; did you mean doctor?"),
+        (["xyz"], f"agl_fast: unknown command 'xyz'; expected {', '.join(COMMANDS)}, or key=value"),
+        (
+            ["--verison"],
+            "agl_fast: unknown option --verison; python -m agl_fast --help lists commands",
+        ),
+        (["train", "data"], "agl_fast train: 'data': expected key=value"),
+        (["data.n=1", "trainer.nnodes"], "agl_fast train: 'trainer.nnodes': expected key=value"),
+        (["train", "a=1", "--epochs"], "agl_fast train: unrecognized arguments: --epochs"),
+        (["replay", "FILE", "--fast"], "agl_fast replay: unrecognized arguments: --fast"),
+        (["doctor", "now"], "agl_fast doctor: unrecognized arguments: now"),
+        (["export"], "agl_fast export: the following arguments are required: CKPT, OUT"),
+        (["join", "no.py"], "agl_fast join: no.py: expected a Python script, there is none"),
+        (
+            ["dry-run", "no.py:agent", "tasks.jsonl", "URL"],
+            "agl_fast dry-run: no.py: expected a file, there is none",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(arguments, message, capsys):
-    assert main(arguments) == 2
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
     captured = capsys.readouterr()
-    assert captured.err == f"agl_fast: {message}\n"
+    assert captured.err == f"{message}\n"
     assert captured.out == ""
 
 
 def test_version_and_usage(capsys):
     assert main(["--version"]) == main(["-V"]) == 0
     assert capsys.readouterr().out == f"agl_fast {agl_fast.__version__}\n" * 2
-    assert main([]) == main(["-h"]) == 0
-    assert capsys.readouterr().out == USAGE * 2
+    assert main([]) == 0
+    usage = capsys.readouterr().out
+    assert help_of(["-h"], capsys) == help_of(["--help"], capsys) == usage
     for name in COMMANDS:
-        assert name in USAGE
+        assert re.search(rf"^ +{name} +\w", usage, re.MULTILINE), name
 
 
-def test_train_has_a_help_of_its_own(capsys):
+def help_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_every_command_has_a_help_of_its_own(capsys):
+    for name in COMMANDS:
+        assert help_of([name, "--help"], capsys).startswith("usage: python -m agl_fast")
     for arguments in (["train", "--help"], ["train", "-h"], ["data.train_files=x.jsonl", "--help"]):
-        assert main(arguments) == 0
-        assert capsys.readouterr().out == TRAIN_USAGE
+        assert DESCRIPTION in help_of(arguments, capsys)
+
+
+def test_settings_of_replay_stand_before_and_after_options(files, capsys):
+    for arguments in (["a.b=1", "--seed", "2"], ["--seed", "2", "a.b=1"]):
+        assert "missing.jsonl" in refused(["replay", "missing.jsonl", *arguments], capsys)
 
 
 @pytest.mark.filterwarnings("ignore")  # of verl and what it imports
@@ -99,7 +128,7 @@ def test_the_help_of_train_names_keys_with_their_defaults():
     from agl_fast.verl.config.user_settings import leaves
 
     defaults = dict(leaves(_resolved_defaults()))
-    shown = dict(re.findall(r"^  ([a-z_.]+)=(\S+)", TRAIN_USAGE, re.MULTILINE))
+    shown = dict(re.findall(r"^  ([a-z_.]+)=(\S+)", DESCRIPTION, re.MULTILINE))
     assert len(shown) == 15
     shown.pop("key")
     for key, value in shown.items():

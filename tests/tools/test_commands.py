@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -152,11 +154,6 @@ def test_verls_example_file_is_not_asked_for(tmp_path, runs, monkeypatch):
     assert runs[0][2] is None
 
 
-def test_help(capsys):
-    assert main([]) == main(["--help"]) == 0
-    assert "replay FILE" in capsys.readouterr().out
-
-
 AGENT = """
 import sys
 import agentlightning, openai
@@ -212,19 +209,29 @@ class Agents:
             [sys.executable, *command, str(self.program), "one", "--two"],
             env={**os.environ, name: value, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
 
-    def ended(self) -> tuple[int, str]:
-        """Exit status and what was printed; nothing of it runs on."""
+    def messages(self) -> Iterator[str]:
+        """Lines of agl_fast, as they come."""
+        assert self.process is not None
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if line.startswith("agl_fast: "):
+                yield line.rstrip("\n")
+
+    def ended(self) -> tuple[int, str, list[str]]:
+        """Exit status, what was printed and agl_fast's messages; nothing of it runs on."""
         assert self.process is not None
         try:
-            printed, _ = self.process.communicate(timeout=6 * SECONDS)
+            printed, errors = self.process.communicate(timeout=6 * SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
         assert processes_marked(self.mark) == []
-        return self.process.returncode, printed
+        said = [line for line in errors.splitlines() if line.startswith("agl_fast: ")]
+        return self.process.returncode, printed, said
 
 
 def free_port() -> int:
@@ -249,16 +256,16 @@ def test_agents_of_another_process_join_the_store_and_end_with_the_run(tmp_path)
     assert rows.batch["responses"][0].tolist() == HELLO
     # Emitted by a program that knows nothing of agl_fast.
     assert rows.batch["token_level_scores"].sum(dim=1).tolist() == [0.5] * 4
-    status, printed = algorithm.agents.ended()
+    status, printed, said = algorithm.agents.ended()
     assert status == 0
-    joined = printed.splitlines().pop(1)
+    assert printed == "after ['one', '--two'] __main__ False\n"
+    joined = said.pop(1)
     assert joined.startswith("agl_fast: the agents work for run ")
     assert joined.endswith(f") at http://localhost:{port}")
-    assert [line for line in printed.splitlines() if line != joined] == [
+    assert said == [
         f"agl_fast: agents join the store at localhost:{port}",
         f"agl_fast: the store at localhost:{port} does not answer; the agents wait for it for 1 s",
         f"agl_fast: the store at localhost:{port} has been gone for 1 s: the run is over",
-        "after ['one', '--two'] __main__ False",
     ]
 
 
@@ -266,11 +273,10 @@ def test_agents_that_wait_for_a_store_are_ended(tmp_path):
     agents = Agents(tmp_path, AGENT)
     agents.start(port := free_port())
     assert agents.process is not None
-    for line in (
-        f"agl_fast: agents join the store at localhost:{port}\n",
-        f"agl_fast: there is no store at localhost:{port} yet; the agents wait for it\n",
-    ):
-        assert agents.process.stdout.readline() == line
+    assert list(islice(agents.messages(), 2)) == [
+        f"agl_fast: agents join the store at localhost:{port}",
+        f"agl_fast: there is no store at localhost:{port} yet; the agents wait for it",
+    ]
     agents.process.terminate()
     assert agents.ended()[0] == 128 + signal.SIGTERM
 

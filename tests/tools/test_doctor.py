@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from agl_fast import doctor
+from agl_fast.__main__ import main
 from agl_fast.doctor import GIB, Finding, Target
 from agl_fast.verl.gpu_cards import Card
 
@@ -237,7 +238,7 @@ def test_exit_code_says_whether_something_is_wrong(
     findings = [Finding(True, "this is right"), Finding(not is_wrong, "and this")]
     monkeypatch.setattr(doctor, "examine", lambda target: iter(findings))
     monkeypatch.setattr(doctor, "this_machine", lambda: "cpu")
-    assert doctor.main() == int(is_wrong)
+    assert main(["doctor"]) == int(is_wrong)
     printed = capsys.readouterr().out
     assert "ok     this is right" in printed
     assert ("WRONG  and this" in printed) is is_wrong

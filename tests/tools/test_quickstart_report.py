@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import base64
+import re
 import threading
 from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("PIL", reason="needs the extra [cpu]")
+pytest.importorskip("matplotlib", reason="needs the extra [cpu]")
 
 from PIL import Image
 
 import agl_fast
+from agl_fast.printable import table
 from agl_fast.quickstart.__main__ import most_improved
-from agl_fast.quickstart.memory import PeakMemory
 from agl_fast.quickstart.report import (
-    plain_table,
+    Piece,
+    chart,
+    explain_row_counts,
+    marked,
+    pieces_of,
     table_of,
-    where_rows_are_counted_again,
     write_report,
 )
 from agl_fast.quickstart.run_log import LEVELS, Played, RunLog, forwarded
-from agl_fast.quickstart.trajectory import Piece, marked, pieces_of
 from agl_fast.recording import RunRecorder
 from agl_fast.tools.analyze import analyze, read_traces
 
@@ -65,7 +69,7 @@ LIMITS = {"level": "trajectory", "max_prompt_length": 8, "max_response_length": 
 def test_analyze_counts_the_rows_of_the_table(tmp_path, n_failing):
     """Of a run's recordings; the limits of its rows are counted apart."""
     pytest.importorskip("verl", reason="needs the extra [cpu]")
-    from agl_fast.quickstart.reporting import reporting_to
+    from agl_fast.quickstart.training import reporting_to
     from support.daemon_runs import daemon_bench
 
     def talk(run) -> float:
@@ -106,9 +110,11 @@ def test_analyze_counts_the_rows_of_the_table(tmp_path, n_failing):
     assert log.forwarded["transition"].rows == 3 * (12 - n_failed)
     # With the recorded limits, chains are cut: the other number that analyze shows.
     assert found.layouts["trajectory"].tokens < counted["trajectory"].tokens
-    said = where_rows_are_counted_again(log, tmp_path)
+    said = explain_row_counts(log, tmp_path)
     assert f"analyze {tmp_path}/recordings/*/train-*.jsonl.gz" in said
-    assert (f"They lack {n_failed} rollouts that failed or made no call" in said) is bool(n_failing)
+    assert (f"They exclude {n_failed} rollouts that failed or made no call" in said) is bool(
+        n_failing
+    )
 
 
 def test_table_sums_the_steps(log):
@@ -124,7 +130,7 @@ def test_table_sums_the_steps(log):
         ("", "", "GiB"),
         ("peak memory", "", "1.5"),
     ]
-    assert len(plain_table(table_of(log, 1.5)).splitlines()) == 11
+    assert len(table(table_of(log, 1.5)).splitlines()) == 11
 
 
 def test_table_shows_what_an_update_takes_where_it_was_measured(log):
@@ -147,6 +153,9 @@ def test_stages_follow_each_other_and_add_up():
 
 
 def test_peak_memory_is_how_far_the_available_memory_fell(monkeypatch):
+    pytest.importorskip("verl", reason="needs the extra [cpu]")
+    from agl_fast.quickstart import training
+
     available = iter([8.0, 6.5, 3.0, 7.0])
 
     exhausted = threading.Event()
@@ -158,8 +167,8 @@ def test_peak_memory_is_how_far_the_available_memory_fell(monkeypatch):
         return SimpleNamespace(available=(now or 8.0) * 2**30)
 
     monkeypatch.setattr("psutil.virtual_memory", look)
-    monkeypatch.setattr("agl_fast.quickstart.memory.SECONDS_BETWEEN_LOOKS", 0.001)
-    with PeakMemory() as peak:
+    monkeypatch.setattr(training, "MEMORY_POLL_SECONDS", 0.001)
+    with training.PeakMemory() as peak:
         assert exhausted.wait(60), "nobody looked"
     assert peak.gib == 5.0
 
@@ -193,11 +202,22 @@ def test_report_needs_no_other_file(log, tmp_path):
     text = page.read_text(encoding="utf-8")
     assert '<span class="trained">&lt;3&gt;&lt;4&gt;</span>' in text
     assert "0.875" in text
-    assert "polyline" in text
-    assert "src=" not in text
     assert "href=" not in text
+    (source,) = re.findall('src="([^"]*)"', text)
+    head, _, data = source.partition(",")
+    assert head == "data:image/png;base64"
+    assert base64.b64decode(data) == picture.read_bytes()
     with Image.open(picture) as image:
         assert image.size == (720, 320)
+
+
+def test_chart_has_the_rewards_of_all_steps_and_validations(log):
+    (axes,) = chart(log).axes
+    curves = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert curves == {
+        "training reward": [[1, 0.5], [2, 1.0]],
+        "validation reward": [[0, 0.25], [2, 0.875]],
+    }
 
 
 def test_text_of_a_tool_passes_for_nothing_else(log, tmp_path):

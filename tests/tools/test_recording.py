@@ -33,6 +33,10 @@ SAMPLES = st.none() | st.dictionaries(
 )
 
 
+def position_ids(n_tokens: int) -> st.SearchStrategy[np.ndarray]:
+    return st.integers(1, 4).map(lambda n_dims: np.arange(n_dims * n_tokens).reshape(n_dims, -1))
+
+
 def written(folder: Path, rollouts: list[agl_fast.Rollout], name: str = "r.jsonl") -> Path:
     path = folder / name
     with RecordingWriter(path, {"phase": "train"}) as writer:
@@ -50,6 +54,8 @@ def test_read_is_what_was_written(
         for call in rollout.calls:
             for field, values in PROVENANCE.items():
                 setattr(call, field, data.draw(values))
+            n_tokens = len(call.prompt_ids) + len(call.response_ids)
+            call.position_ids = data.draw(st.none() | position_ids(n_tokens))
     with tempfile.TemporaryDirectory() as folder:
         recording = read_recording(written(Path(folder), rollouts, name))
     assert recording.about == {"phase": "train"}

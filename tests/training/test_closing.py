@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,24 +154,23 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, dict[str, Any]]]:
 
 
 def test_a_run_ends_with_its_closing_paragraph(
-    logged: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    logged: Any, tmp_path: Path, messages: Callable[[], list[str]]
 ) -> None:
     saved = save(tmp_path, 2)
     Ending(tmp_path).fit()
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("agl_fast: ")]
-    assert said == [
-        "agl_fast: 2 steps sampled 20 tokens in 8 calls: 100.0% trained. 25.0% of the answers were "
+    assert messages() == [
+        "2 steps sampled 20 tokens in 8 calls: 100.0% trained. 25.0% of the answers were "
         "cut off by max_tokens or the context (finish reason length). Level transition builds one "
         "row per call; level trajectory merges calls that extend each other into one row.",
-        "agl_fast: 1 of 3 rollouts failed, all with ValueError: no tool 'serach'.",
-        f"agl_fast: {AUDIT}0.02, correlation 0.8000.",
-        f"agl_fast: last checkpoint: {saved}",
-        f"agl_fast: recordings: {tmp_path}/recordings (python -m agl_fast analyze FILE)",
+        "1 of 3 rollouts failed, all with ValueError: no tool 'serach'.",
+        f"{AUDIT}0.02, correlation 0.8000.",
+        f"last checkpoint: {saved}",
+        f"recordings: {tmp_path}/recordings (python -m agl_fast analyze FILE)",
     ]
 
 
 def test_a_run_that_trained_nothing_says_so_after_the_failures(
-    logged: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    logged: Any, tmp_path: Path, messages: Callable[[], list[str]]
 ) -> None:
     with pytest.raises(NothingTrainedError) as caught:
         Ending(tmp_path, is_empty=True).fit()
@@ -179,7 +179,7 @@ def test_a_run_that_trained_nothing_says_so_after_the_failures(
     )
     assert isinstance(caught.value.__cause__, agl_fast.EmptyBatchError)
     assert logged[-1] == (-1, {"exit_code": 1})
-    said = capsys.readouterr().out
-    assert "agl_fast: 1 of 3 rollouts failed, all with ValueError: no tool 'serach'." in said
-    assert "audit of the servers" not in said
-    assert "last checkpoint" not in said
+    said = messages()
+    assert "1 of 3 rollouts failed, all with ValueError: no tool 'serach'." in said
+    assert "audit of the servers" not in str(said)
+    assert "last checkpoint" not in str(said)

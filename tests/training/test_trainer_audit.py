@@ -420,12 +420,12 @@ def test_the_precision_follows_from_the_configuration(rollout, actor, changes, p
         ({"logprobs_mode": "raw_logits"}, 1.0, "raw_logits gives no log-probs"),
     ],
 )
-def test_what_is_compared_follows_from_the_configuration(changes, kept_mass, said, capsys):
+def test_what_is_compared_follows_from_the_configuration(changes, kept_mass, said, messages):
     audits = PolicyAudit.of(configured("float32", "fp32", **changes))
     assert audits.scope.kept_mass == kept_mass
-    printed = capsys.readouterr().out
-    assert said in printed
-    assert bool(printed) == bool(said)
+    logged = messages()
+    assert said in str(logged)
+    assert bool(logged) == bool(said)
     if audits.scope.incomparable:
         audits.judge(audited(log_probs(0), log_probs(1)))
         assert audits.last is None

@@ -344,11 +344,11 @@ class StubTrainer:
     [
         ("connecting to Ray", [], ""),
         ("making the trainer", [], ""),
-        ("starting the workers", ["worker", "placement"], "interrupted before step 1 of 9\n"),
-        ("training", ["worker", "placement"], "interrupted in step 3 of 9\n"),
+        ("starting the workers", ["worker", "placement"], "interrupted before step 1 of 9"),
+        ("training", ["worker", "placement"], "interrupted in step 3 of 9"),
     ],
 )
-def test_ctrl_c_leaves_nothing_of_a_run(monkeypatch, capsys, stage, removed, said):
+def test_ctrl_c_leaves_nothing_of_a_run(monkeypatch, messages, stage, removed, said):
     found: list[Any] = []
     ray = SimpleNamespace(
         kill=found.append,
@@ -396,6 +396,6 @@ def test_ctrl_c_leaves_nothing_of_a_run(monkeypatch, capsys, stage, removed, sai
     with pytest.raises(KeyboardInterrupt):
         entrypoint.run(config=config, train_dataset=[{}], store=None, trainer_cls=trainer_cls)
     assert found == removed
-    assert said in capsys.readouterr().out
+    assert said in str(messages())
     assert disconnected == ([] if stage == "connecting to Ray" else [True])
     assert processes_of_run(run_ids[0]) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 import warnings
@@ -153,13 +154,11 @@ def test_a_run_that_fails_stops_the_daemon_and_says_so_to_the_loggers(logged, mo
     assert logged == [(-1, {"exit_code": 1})]
 
 
-def test_a_run_ends_with_where_its_tokens_went(logged, capsys, caplog):
+def test_a_run_ends_with_where_its_tokens_went(logged, messages, caplog):
     loop = Loop(val_before_train=False, total_training_steps=2)
     loop.fit()
-    assert (
-        "agl_fast: 2 steps sampled 20 tokens in 0 calls: 100.0% trained." in capsys.readouterr().out
-    )
-    assert not caplog.records
+    assert "2 steps sampled 20 tokens in 0 calls: 100.0% trained." in messages()
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
 def test_tokens_lost_to_limits_are_a_warning_with_what_would_fit(logged, caplog):

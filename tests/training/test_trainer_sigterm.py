@@ -49,9 +49,8 @@ def test_sigterm_to_the_group_ends_the_run_and_leaves_nothing(tmp_path: Path) ->
             run.kill()
             run.wait()
         errors.seek(0)
-        assert run.returncode == 128 + signal.SIGTERM, errors.read()
-    assert rest.splitlines() == [
-        "the loop has ended",
-        "agl_fast: interrupted by SIGTERM in step 2 of 9",
-    ]
+        said = errors.read()
+        assert run.returncode == 128 + signal.SIGTERM, said
+    assert rest.splitlines() == ["the loop has ended"]
+    assert said.splitlines().count("agl_fast: interrupted by SIGTERM in step 2 of 9") == 1
     assert processes_of_run(mark) == []

@@ -1,1 +1,1 @@
-"""What `python -m agl_fast` does."""
+"""The sub-commands of `python -m agl_fast`."""

@@ -5,23 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 from agl_fast.commands.wrong_input import wrong_input
 from agl_fast.tools.analyze.costs import MICRO_BATCH_TOKENS
 
 
-def main(arguments: Sequence[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Print what each level would cost and lose."""
     # torch (2.13) warns of a function that its own nested tensors call.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
-    parser = _parser()
-    options = parser.parse_args(list(arguments))
     if bool(options.files) == (options.store is not None):
-        parser.error("expected FILE, or --store")
+        options.parser.error("expected FILE, or --store")
     if options.model is None and options.tflops is not None:
-        parser.error("--tflops needs --model")
+        options.parser.error("--tflops needs --model")
     limits = {
         name: getattr(options, name)
         for name in ("max_prompt_length", "max_response_length", "tree_max_tokens")
@@ -29,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     # Only now: --help needs no torch.
     from agl_fast.tools.analyze import Hardware, read_model_shape, read_traces
 
-    with wrong_input("analyze", ValueError, TypeError):
+    with wrong_input(options.parser, ValueError, TypeError):
         hardware = Hardware(micro_batch_tokens=options.micro_batch_tokens, tflops=options.tflops)
         model = None if options.model is None else read_model_shape(options.model)
         tokenizer = None if options.tokenizer is None else _tokenizer(options.tokenizer)
@@ -48,34 +45,37 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m agl_fast analyze",
-        description="What each level of rows would cost and lose, of calls that your agents have "
-        "made: rows, tokens, what breaks prefixes, and with --model operations and memory.",
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Estimate costs and losses of each level from the calls that your agents have made: rows, "
+        "tokens, what breaks prefixes, and with --model operations and memory."
     )
     parser.add_argument("files", nargs="*", metavar="FILE", help="recordings (docs/recording.md)")
-    parser.add_argument("--store", metavar="URL", help="of Agent-lightning's store, instead")
+    parser.add_argument("--store", metavar="URL", help="read Agent-lightning's store instead")
     of_header = "default: the recording's, else none"
     parser.add_argument("--max-prompt-length", type=int, metavar="P", help=of_header)
     parser.add_argument("--max-response-length", type=int, metavar="R", help=of_header)
     parser.add_argument("--tree-max-tokens", type=int, metavar="N", help=of_header)
     parser.add_argument(
-        "--tokenizer", metavar="PATH", help="names what broke prefixes, from the decoded texts"
+        "--tokenizer", metavar="PATH", help="name the cause of broken prefixes from decoded text"
     )
-    parser.add_argument("--model", metavar="PATH", help="config.json, or its folder: estimates")
     parser.add_argument(
-        "--tflops", type=float, metavar="X", help="that training reaches, in all: estimates time"
+        "--model", metavar="PATH", help="config.json or its folder: estimate operations and memory"
+    )
+    parser.add_argument(
+        "--tflops",
+        type=float,
+        metavar="X",
+        help="training throughput of all GPUs: estimate seconds",
     )
     parser.add_argument(
         "--micro-batch-tokens",
         type=int,
         default=MICRO_BATCH_TOKENS,
         metavar="N",
-        help=f"that rows are packed into (default: {MICRO_BATCH_TOKENS})",
+        help=f"micro-batch size, for the memory (default: {MICRO_BATCH_TOKENS})",
     )
-    parser.add_argument("--json", action="store_true", help="one object, for programs")
-    return parser
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _tokenizer(path: str) -> Any:

@@ -7,46 +7,55 @@ import importlib
 import inspect
 import runpy
 import sys
-from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from agl_fast.commands.wrong_input import wrong_input
 
+# Options that `dry_run` takes under the same name.
+_OF_DRY_RUN = (
+    "rollouts_per_sample",
+    "n_runners",
+    "model",
+    "api_key",
+    "level",
+    "max_prompt_length",
+    "max_response_length",
+    "temperature",
+    "record",
+)
 
-def main(arguments: Sequence[str]) -> int:
+
+def run(options: argparse.Namespace) -> int:
     """Run an agent on tasks of a file, and print what training would make of its calls."""
-    parser = _parser()
-    options = vars(parser.parse_args(list(arguments)))
-    source, _, name = options.pop("agent").rpartition(":")
+    parser = options.parser
+    source, _, name = options.agent.rpartition(":")
     if not source or not name.isidentifier():
         parser.error("expected AGENT as FILE.py:NAME or MODULE:NAME")
-    for path in (source, options["tasks"]):
+    for path in (source, options.tasks):
         if path.endswith((".py", ".parquet", ".json", ".jsonl")) and not Path(path).is_file():
             parser.error(f"{path}: expected a file, there is none")
     # Only now: Agent-lightning and transformers take seconds to load.
     from agl_fast.commands.dataset_files import load_samples
     from agl_fast.tools.dry_run import dry_run
 
-    endpoint, n_tasks, tokenizer = (
-        options.pop(key) for key in ("endpoint", "n_tasks", "tokenizer")
-    )
-    with wrong_input("dry-run", ValueError):
-        tasks = list(islice(load_samples(options.pop("tasks"), "TASKS"), n_tasks))
-        if tokenizer is not None:
+    passed_on = {name: getattr(options, name) for name in _OF_DRY_RUN}
+    with wrong_input(parser, ValueError):
+        tasks = list(islice(load_samples(options.tasks, "TASKS"), options.n_tasks))
+        if options.tokenizer is not None:
             from transformers import AutoTokenizer
 
-            options["tokenizer"] = AutoTokenizer.from_pretrained(tokenizer)
-    with wrong_input("dry-run", ImportError, AttributeError):
+            passed_on["tokenizer"] = AutoTokenizer.from_pretrained(options.tokenizer)
+    with wrong_input(parser, ImportError, AttributeError):
         agent = _load(source, name)
-    with wrong_input("dry-run", ValueError, TypeError):
-        print(dry_run(agent, tasks, endpoint, **options))
+    with wrong_input(parser, ValueError, TypeError):
+        print(dry_run(agent, tasks, options.endpoint, **passed_on))
     return 0
 
 
 def _load(source: str, name: str) -> Any:
-    """The object of this name; a class is called, without arguments, for its agent."""
+    """Import the agent; a class is instantiated without arguments."""
     if source.endswith(".py"):
         sys.path.insert(0, str(Path(source).resolve().parent))
         found = runpy.run_path(source).get(name)
@@ -58,11 +67,10 @@ def _load(source: str, name: str) -> Any:
     return found() if inspect.isclass(found) else found
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m agl_fast dry-run",
-        description="Run an agent as training would, without Ray, a trainer or a GPU, and show its "
-        "rows, rewards and what would go wrong (docs/verl.md).",
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Run an agent as training would, without Ray, a trainer or a GPU, and show its rows, "
+        "rewards and what would go wrong (docs/verl.md)."
     )
     parser.add_argument("agent", metavar="AGENT", help="FILE.py:NAME or MODULE:NAME")
     parser.add_argument("tasks", metavar="TASKS", help=".parquet, .json or .jsonl")
@@ -80,6 +88,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-prompt-length", type=int, default=2048, help="default: 2048")
     parser.add_argument("--max-response-length", type=int, default=8192, help="default: 8192")
     parser.add_argument("--temperature", type=float, default=1.0, help="of training (default: 1)")
-    parser.add_argument("--tokenizer", help="tells retokenised text from rewritten history")
+    parser.add_argument("--tokenizer", help="distinguish retokenised text from rewritten history")
     parser.add_argument("--record", metavar="FILE", help="a new file for the recording")
-    return parser

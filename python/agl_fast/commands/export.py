@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
 from agl_fast.commands.wrong_input import wrong_input
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write the directory and say so."""
-    parser = argparse.ArgumentParser(
-        prog="python -m agl_fast export",
-        description="Write the actor of a checkpoint as a Hugging Face directory, which vLLM "
-        "serves: vllm serve OUT",
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write the actor of a checkpoint as a Hugging Face directory, which vLLM serves: "
+        "vllm serve OUT"
     )
     parser.add_argument(
         "checkpoint", metavar="CKPT", help="global_step_N, or a run's folder: its latest step"
@@ -23,13 +20,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("out", metavar="OUT", help="a new or empty folder")
     parser.add_argument("--dtype", choices=_DTYPES, help="default: as trained")
     parser.add_argument("--trust-remote-code", action="store_true")
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the directory and print its path."""
     # Only now: --help needs no torch.
     import torch
 
     from agl_fast.tools.export import export
 
-    with wrong_input("export", ValueError):
+    with wrong_input(options.parser, ValueError):
         folder = export(
             options.checkpoint,
             options.out,

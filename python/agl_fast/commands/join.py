@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import runpy
 import signal
@@ -16,17 +17,17 @@ from types import FrameType
 
 from agl_fast.commands.store_errors import quiet_store_errors
 
+logger = logging.getLogger(__name__)
+
 WAIT_SECONDS = 60.0
 CHECK_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the script as a runner until the run whose store it joins has ended."""
-    parser = argparse.ArgumentParser(
-        prog="python -m agl_fast join",
-        description="Run a script whose agentlightning.Trainer(...).fit(agent) joins the store of "
-        "a run, and end it after that run.",
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Run a script whose agentlightning.Trainer(...).fit(agent) joins the store of a run, and "
+        "end it after that run."
     )
     parser.add_argument("--host", help="of the store (default: AGL_SERVER_HOST, or localhost)")
     parser.add_argument("--port", type=int, help="(default: AGL_SERVER_PORT, or 4747)")
@@ -35,18 +36,22 @@ def main(arguments: Sequence[str]) -> int:
         type=float,
         default=WAIT_SECONDS,
         metavar="SECONDS",
-        help="end when the store has been gone for so long (default: %(default)g)",
+        help="end after the store was unreachable for this long (default: %(default)g)",
     )
     parser.add_argument(
         "--run",
+        dest="run_id",  # options.run is the command
         metavar="ID",
-        help="serve this run alone (default: the first one there that has no runners of its own)",
+        help="serve only this run (default: the first one there that has no runners of its own)",
     )
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the script as a runner until the run whose store it joins has ended."""
     if not options.script.is_file():
-        parser.error(f"{options.script}: expected a Python script, there is none")
+        options.parser.error(f"{options.script}: expected a Python script, there is none")
     environment = {
         "AGL_CURRENT_ROLE": "runner",
         "AGL_SERVER_HOST": options.host or os.environ.get("AGL_SERVER_HOST", "localhost"),
@@ -60,8 +65,8 @@ def main(arguments: Sequence[str]) -> int:
     patch_agentlightning()
     quiet_store_errors()
     bind_runners_to_runs(lambda _: False)
-    if options.run:
-        os.environ[JOIN_VARIABLE] = options.run
+    if options.run_id:
+        os.environ[JOIN_VARIABLE] = options.run_id
     store = (environment["AGL_SERVER_HOST"], int(environment["AGL_SERVER_PORT"]))
     return _run(options.script, options.arguments, _StoreWatch(store, options.wait))
 
@@ -80,7 +85,7 @@ def _run(script: Path, arguments: Sequence[str], watch: _StoreWatch) -> int:
     except KeyboardInterrupt:
         pass
     except JoinRefused as refusal:
-        print(f"agl_fast: {refusal}", file=sys.stderr, flush=True)
+        logger.error("%s", refusal)
         return 1
     finally:
         watch.stop()
@@ -195,4 +200,4 @@ class _StoreWatch:
 
     def _say(self, what: str) -> None:
         host, port = self._store
-        print(f"agl_fast: {what.format(f'{host}:{port}')}", flush=True)
+        logger.info("%s", what.format(f"{host}:{port}"))

@@ -1,33 +1,29 @@
-"""What a user's file or argument is wrong with, in one line instead of a traceback."""
+"""Errors in a user's file or argument, in one line instead of a traceback."""
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Exit status of argparse as well.
-STATUS = 2
-
 
 @contextmanager
-def wrong_input(command: str, *kinds: type[Exception]) -> Iterator[None]:
-    """End the process with status 2 and one line on stderr.
+def wrong_input(parser: argparse.ArgumentParser, *kinds: type[Exception]) -> Iterator[None]:
+    """Report errors of the block as errors of the command line.
 
     Args:
-        command: for the line.
-        kinds: errors that are the input's, as the functions in the block document them; OSError
-            always is.
+        parser: the command's.
+        kinds: errors that the input causes, as the functions in the block document them; OSError is
+            always one.
 
     Raises:
-        SystemExit: the block raised one of them.
+        SystemExit: the block raised one of them; the status is 2.
     """
     expected: tuple[type[Exception], ...] = (OSError, *kinds)
     try:
         yield
     except expected as error:
-        print(f"agl_fast {command}: {one_line(error)}", file=sys.stderr)
-        raise SystemExit(STATUS) from error
+        parser.error(one_line(error))
 
 
 def one_line(error: Exception) -> str:

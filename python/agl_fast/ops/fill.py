@@ -44,7 +44,8 @@ def padded(
         ``prompts`` (B, P), ``responses`` and ``response_mask`` (B, R), ``input_ids``,
         ``attention_mask`` and ``position_ids`` (B, T), all int64; ``token_level_scores`` (B, R)
         float32; with ``call_index``, ``call_index`` (B, R) int64; ``rollout_log_probs`` (B, R)
-        float32 if any row has some.
+        float32 if any row has some. ``position_ids`` is (B, D, T) if calls have positions in D
+        dimensions.
 
     Raises:
         ValueError: a row does not fit the widths.
@@ -57,8 +58,9 @@ def padded(
     widths = dict.fromkeys(PROMPT_KEYS, prompt_width)
     widths |= dict.fromkeys(TOTAL_KEYS, prompt_width + response_width)
     widths |= dict.fromkeys(RESPONSE_KEYS, response_width)
+    dims = {"position_ids": (rows.position_dims,) if rows.position_dims else ()}
     tensors = {
-        name: home.empty(name, (len(rows), widths[name]), _dtype(name))
+        name: home.empty(name, (len(rows), *dims.get(name, ()), widths[name]), _dtype(name))
         for name in _asked((*PROMPT_KEYS, *TOTAL_KEYS, *RESPONSE_KEYS), call_index, log_probs)
     }
     if on_device:
@@ -79,6 +81,7 @@ def jagged(rows: _core.Rows, *, call_index: bool, buffers: Buffers) -> dict[str,
     """Fill the same tensors without padding, as nested tensors of B rows (``torch.jagged``).
 
     There is no ``attention_mask``, as every token is real. Tensors of one width share offsets.
+    ``position_ids`` in D dimensions has rows of shape (D, length).
     """
     lengths = dict(zip(("prompt", "response"), map(torch.from_numpy, rows.lengths), strict=True))
     families = {
@@ -87,6 +90,7 @@ def jagged(rows: _core.Rows, *, call_index: bool, buffers: Buffers) -> dict[str,
         RESPONSE_KEYS: lengths["response"],
     }
     host = _on_host(buffers)
+    dims = {"position_ids": rows.position_dims}
     offsets = {}
     values = {}
     for names, family_lengths in families.items():
@@ -94,12 +98,13 @@ def jagged(rows: _core.Rows, *, call_index: bool, buffers: Buffers) -> dict[str,
         torch.cumsum(family_lengths, 0, out=starts[1:])
         for name in _asked(names, call_index, rows.any_log_probs):
             offsets[name] = starts
-            values[name] = host.empty(f"jagged {name}", (int(starts[-1]),), _dtype(name))
+            shape = (dims[name], int(starts[-1])) if dims.get(name) else (int(starts[-1]),)
+            values[name] = host.empty(f"jagged {name}", shape, _dtype(name))
     rows.fill_jagged(outputs={name: tensor.data_ptr() for name, tensor in values.items()})
     moved = {id(starts): starts.to(buffers.device) for starts in offsets.values()}
     return {
         name: torch.nested.nested_tensor_from_jagged(
-            tensor.to(buffers.device), offsets=moved[id(offsets[name])]
+            tensor.to(buffers.device), offsets=moved[id(offsets[name])], jagged_dim=tensor.dim()
         )
         for name, tensor in values.items()
     }
@@ -124,7 +129,8 @@ def expand(
         response_width: R.
         pad_token_id: id of padding.
         outputs: contiguous, on one device: ``prompts`` (B, P), ``responses`` and ``response_mask``
-            (B, R), ``input_ids``, ``attention_mask`` and ``position_ids`` (B, P + R), int64;
+            (B, R), ``input_ids``, ``attention_mask`` and ``position_ids`` (B, P + R), int64, or
+            ``position_ids`` (B, D, P + R) for positions in D dimensions;
             ``token_level_scores`` (B, R) float32; optional: ``call_index`` (B, R) int64 and
             ``rollout_log_probs`` (B, R) float32.
     """

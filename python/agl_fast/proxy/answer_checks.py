@@ -52,7 +52,7 @@ class ModelLimits:
         vocabulary_size: rows of the model's embedding; ids are below it.
         context_length: the longest prompt and answer together (``max_model_len``).
         end_ids: ids that end an answer without being a ``stop_reason`` (the tokenizer's EOS).
-        max_tokens: of every answer, whatever the request's limit (vLLM's
+        max_tokens: of every answer, whatever the request's limit (the servers'
             ``override_generation_config``).
     """
 

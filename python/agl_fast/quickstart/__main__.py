@@ -1,9 +1,9 @@
 """`python -m agl_fast.quickstart`: train an agent that uses a tool, end to end.
 
-Without arguments: a tiny model that is made here, on the CPU, in minutes. With the environment
-variables MODEL=name-or-folder and DEVICE=cuda: that model on GPUs, along the same path. With LEVEL
-(transition, trajectory or tree): the tiny model reasons before every answer, and reads its history
-without the reasoning, so that calls do not extend each other; rows are of that level.
+By default, a tiny model is created and trained on the CPU, in minutes. The environment variables
+MODEL=name-or-folder and DEVICE=cuda train another model on GPUs. With LEVEL=transition, trajectory
+or tree, the tiny model reasons before every answer, its chat template removes the reasoning from
+the history, so that calls do not extend each other, and rows are built at that level.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from agl_fast.quickstart.console import Console
-from agl_fast.quickstart.environment import model_and_device, set_environment
+from agl_fast.printable import table
+from agl_fast.quickstart.console import Console, model_and_device, set_environment
 from agl_fast.quickstart.run_log import Played, RunLog
 from agl_fast.rows.levels import LEVELS, Level, LevelName
 
@@ -34,14 +34,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, help="default: 16, with LEVEL 20")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--runs", type=Path, default=Path("quickstart"), help="of run directories and the report"
+        "--runs",
+        type=Path,
+        default=Path("quickstart"),
+        help="folder of run directories and the report",
     )
     parser.add_argument(
         "--min-reward",
         type=float,
-        help="validation reward that the run must reach (default: 0.8, with LEVEL 0.7)",
+        help="validation reward below which the run fails (default: 0.8, with LEVEL 0.7)",
     )
-    parser.add_argument("--verbose", action="store_true", help="show what verl, Ray and vLLM print")
+    parser.add_argument(
+        "--verbose", action="store_true", help="show the output of verl, Ray and vLLM"
+    )
     options = parser.parse_args(arguments)
     model, device = model_and_device(parser)
     level = os.environ.get("LEVEL")
@@ -80,26 +85,24 @@ def train(
     steps: int,
     seed: int,
 ) -> float:
-    """The whole run.
+    """Train, and report the results.
 
     Args:
-        model: None: make the tiny one.
-        level: None: trajectory, and the tiny model does not reason.
+        model: None: create the tiny model.
+        level: None: trajectory, with a tiny model that does not reason.
 
     Returns:
         The last validation reward.
     """
     with console.phase("imports", IMPORT_SECONDS):
-        # Only now: verl, Ray and vLLM read the environment when they are imported.
+        # Imported here, as verl, Ray and vLLM read the environment when they are imported.
         import torch
 
         from agl_fast.quickstart.agent import find_the_number
         from agl_fast.quickstart.boxes import samples
-        from agl_fast.quickstart.memory import PeakMemory
         from agl_fast.quickstart.settings import SAMPLES_PER_STEP, verl_settings
         from agl_fast.quickstart.tiny_model import make_tiny_model
-        from agl_fast.quickstart.training import train_agent
-        from agl_fast.quickstart.update_seconds import update_seconds
+        from agl_fast.quickstart.training import PeakMemory, train_agent, update_seconds
     is_tiny, reasoning = model is None, level is not None
     with PeakMemory() as peak:
         log = RunLog(console.say, steps)
@@ -144,16 +147,16 @@ def report(
     level: LevelName,
     peak_memory_gib: float,
 ) -> float:
-    """Print the tables and one rollout before and after, and write the report."""
+    """Print the table and one rollout before and after training, and write the report."""
     from transformers import AutoTokenizer
 
     from agl_fast.quickstart.report import (
-        plain_table,
+        explain_row_counts,
+        marked,
+        pieces_of,
         table_of,
-        where_rows_are_counted_again,
         write_report,
     )
-    from agl_fast.quickstart.trajectory import marked, pieces_of
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     first, last = min(log.played), max(log.played)
@@ -163,9 +166,9 @@ def report(
         for when, played in zip(("Before", "After"), pair, strict=True)
     }
     for title, rows in shown.items():
-        console.say(f"\n{title}; trained tokens stand between « and »\n{marked(rows, level)}")
-    console.say(f"\n{plain_table(table_of(log, peak_memory_gib))}\n")
-    console.say(f"  {where_rows_are_counted_again(log, run_folder)}\n")
+        console.say(f"\n{title}; trained tokens are between « and »\n{marked(rows, level)}")
+    console.say(f"\n{table(table_of(log, peak_memory_gib))}\n")
+    console.say(f"{explain_row_counts(log, run_folder)}\n")
     for file in write_report(run_folder, log, shown, peak_memory_gib):
         shutil.copy(file, run_folder.parent)
         console.say(f"  {run_folder.parent / file.name}")
@@ -173,7 +176,7 @@ def report(
 
 
 def most_improved(before: Sequence[Played], after: Sequence[Played]) -> tuple[Played, Played]:
-    """The same sample before and after, where the reward rose most."""
+    """The sample whose reward increased most, before and after training."""
     return max(zip(before, after, strict=True), key=lambda pair: pair[1].reward - pair[0].reward)
 
 

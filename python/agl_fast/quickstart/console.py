@@ -1,7 +1,8 @@
-"""What the user sees of a run."""
+"""The process of a run: environment variables, and what the terminal shows."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
@@ -12,9 +13,39 @@ from typing import TextIO
 
 from agl_fast.verl.supervision.waits import deadline
 
+ENVIRONMENT = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "DO_NOT_TRACK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+CPU_ENVIRONMENT = {
+    "VERL_PLATFORM": "cpu",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    # The actor and the vLLM server take turns on the same cores.
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def model_and_device(parser: argparse.ArgumentParser) -> tuple[str | None, str]:
+    """Read MODEL (None: create a tiny model) and DEVICE; exit with a message if invalid."""
+    model, device = os.environ.get("MODEL"), os.environ.get("DEVICE", "cpu")
+    if device not in ("cpu", "cuda"):
+        parser.error(f"DEVICE={device}: expected cpu or cuda")
+    if device == "cuda" and model is None:
+        parser.error("DEVICE=cuda: expected MODEL=name-or-folder as well")
+    return model, device
+
+
+def set_environment(run_folder: Path, device: str) -> None:
+    """Set the variables that verl, Ray and vLLM read when they are imported."""
+    os.environ.update(ENVIRONMENT | (CPU_ENVIRONMENT if device == "cpu" else {}))
+    os.environ["VERL_FILE_LOGGER_PATH"] = str(run_folder / "metrics.jsonl")
+
 
 class Console:
-    """The user's terminal. Whatever else this process prints goes to `run_folder/driver.log`."""
+    """The terminal. All other output of this process goes to `run_folder/driver.log`."""
 
     def __init__(self, run_folder: Path, *, verbose: bool) -> None:
         self.out: TextIO = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
@@ -28,7 +59,7 @@ class Console:
 
     @contextmanager
     def phase(self, what: str, seconds: float) -> Iterator[None]:
-        """Announce `what`, give it `seconds` and say how long it took."""
+        """Print the name and duration of a phase, which may take `seconds` at most."""
         print(f"{what} ...", end="", file=self.out, flush=True)
         start = time.monotonic()
         try:

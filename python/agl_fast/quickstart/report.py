@@ -1,22 +1,24 @@
-"""What is left of a run: a table, a page of HTML that needs no other file, and a picture."""
+"""The report of a run: a table, a chart, and rollouts with their trained tokens marked."""
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from itertools import groupby, pairwise
 from pathlib import Path
+from typing import Any
 
-from PIL import Image, ImageDraw
+from matplotlib.figure import Figure
 
+import agl_fast
 from agl_fast.printable import escaped
-from agl_fast.quickstart.run_log import RunLog
-from agl_fast.quickstart.trajectory import Piece
-from agl_fast.rows.levels import LEVELS
+from agl_fast.quickstart.run_log import Played, RunLog
+from agl_fast.rows.levels import LEVELS, Level, LevelName
+from agl_fast.rows.options import Limits
 
-Point = tuple[float, float]
-
-WIDTH, HEIGHT, MARGIN = 720, 320, 48
-TRAINING_COLOUR, VALIDATION_COLOUR, AXIS_COLOUR = "#1f77b4", "#d62728", "#888888"
 STYLE = """
 body { font: 15px/1.5 sans-serif; max-width: 760px; margin: 2em auto; color: #222 }
 table { border-collapse: collapse } td, th { padding: 2px 14px 2px 0; text-align: right }
@@ -26,17 +28,26 @@ pre { white-space: pre-wrap; background: #f6f6f6; padding: 1em }
 """
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive tokens that are all trained, or all context."""
+
+    text: str
+    trained: bool
+
+
 def table_of(log: RunLog, peak_memory_gib: float) -> list[tuple[str, str, str]]:
-    """The result in three columns."""
-    before, after = _first_and_last(log)
+    """Results in three columns."""
+    before, after = log.validations[min(log.validations)], log.validations[max(log.validations)]
     lines = [
         ("", "before", "after"),
         ("validation reward", f"{before:.3f}", f"{after:.3f}"),
         ("", "rows", "tokens"),
     ]
     for level in LEVELS:
-        taken = log.forwarded[level]
-        lines.append((f"forwarded at level {level}", f"{taken.rows:,}", f"{taken.tokens:,}"))
+        forwarded = log.forwarded[level]
+        name = f"forwarded at level {level}"
+        lines.append((name, f"{forwarded.rows:,}", f"{forwarded.tokens:,}"))
     if log.update_seconds:
         lines.append(("update of the first step", "", "seconds"))
         lines += [(f"at level {level}", "", f"{log.update_seconds[level]:.2f}") for level in LEVELS]
@@ -46,22 +57,53 @@ def table_of(log: RunLog, peak_memory_gib: float) -> list[tuple[str, str, str]]:
     return lines
 
 
-def where_rows_are_counted_again(log: RunLog, run_folder: Path) -> str:
-    """What the table's rows and tokens are, beside those that `analyze` shows."""
+def explain_row_counts(log: RunLog, run_folder: Path) -> str:
+    """Explain how the table's rows and tokens differ from those of `analyze`."""
     left_out = (
-        f" They lack {log.left_out:,} rollouts that failed or made no call, which it counts, too."
+        f" They exclude {log.left_out:,} rollouts that failed or made no call."
         if log.left_out
         else ""
     )
     return (
-        "Rows and tokens are those of the training rollouts, nothing cut by limits; "
+        "Rows and tokens are those of the training rollouts without limits; "
         f"python -m agl_fast analyze {run_folder}/recordings/*/train-*.jsonl.gz shows them beside "
-        f"those that each level's limits leave.{left_out}"
+        f"those within each level's limits.{left_out}"
     )
 
 
-def plain_table(lines: Sequence[tuple[str, str, str]]) -> str:
-    return "\n".join(f"  {name:<32}{first:>12}{second:>12}" for name, first, second in lines)
+def pieces_of(played: Played, tokenizer: Any, level: LevelName = "trajectory") -> list[list[Piece]]:
+    """The rollout's rows as pieces; at level tree each branch is a list of its own."""
+    options = Limits().options(level, layout="jagged")
+    rollout = agl_fast.Rollout("played", "played", played.calls, played.reward)
+    tensors = agl_fast.build_batch([rollout], **options.keywords()).tensors
+    names = ("prompts", "input_ids", "response_mask", "position_ids")
+    rows = zip(*(tensors[each].unbind() for each in names), strict=True)
+    pieces = []
+    for prompt, ids, mask, positions in rows:
+        trained = [False] * len(prompt) + mask.bool().tolist()
+        tokens = list(zip(ids.tolist(), trained, strict=True))
+        branches = [0, *((positions.diff() != 1).nonzero().flatten() + 1).tolist(), len(tokens)]
+        for begin, end in pairwise(branches):
+            runs = groupby(tokens[begin:end], key=lambda token: token[1])
+            pieces.append(
+                [Piece(tokenizer.decode([token for token, _ in run]), kind) for kind, run in runs]
+            )
+    return pieces
+
+
+def marked(rows: list[list[Piece]], level: LevelName = "trajectory") -> str:
+    """Format rows for a terminal, with trained tokens between « and ».
+
+    In the text itself, these two characters, control characters and lines that look like the
+    separator between two rows are escaped.
+    """
+    separator = f"--- another {'branch' if Level.of(level).is_tree else 'row'} ---"
+    texts = []
+    for row in rows:
+        pieces = [(escaped(piece.text, also="«»"), piece.trained) for piece in row]
+        text = "".join(f"«{text}»" if trained else text for text, trained in pieces)
+        texts.append(re.sub(f"(?m)^{separator}", f"\\\\{separator}", text))
+    return f"\n{separator}\n".join(texts)
 
 
 def write_report(
@@ -70,40 +112,35 @@ def write_report(
     shown: Mapping[str, list[list[Piece]]],
     peak_memory_gib: float,
 ) -> tuple[Path, Path]:
-    """Write `report.html` and `report.png` to `folder`.
+    """Write `report.html`, which contains the chart, and the chart as `report.png`.
 
     Args:
-        shown: by title, as `pieces_of` gives them.
+        shown: rows by title, as `pieces_of` returns them.
 
     Returns:
         The two files.
     """
     page, picture = folder / "report.html", folder / "report.png"
-    page.write_text(_page(log, shown, peak_memory_gib), encoding="utf-8")
-    _picture(log).save(picture)
+    chart(log).savefig(picture)
+    page.write_text(_page(log, picture.read_bytes(), shown, peak_memory_gib), encoding="utf-8")
     return page, picture
 
 
-def _first_and_last(log: RunLog) -> tuple[float, float]:
-    return log.validations[min(log.validations)], log.validations[max(log.validations)]
+def chart(log: RunLog) -> Figure:
+    """Training and validation reward by step."""
+    figure = Figure(figsize=(7.2, 3.2), dpi=100, layout="constrained")
+    axes = figure.subplots()
+    axes.plot(range(1, len(log.rewards) + 1), log.rewards, label="training reward")
+    axes.plot(*zip(*sorted(log.validations.items()), strict=True), "o-", label="validation reward")
+    axes.set(xlabel="step", ylim=(-0.02, 1.02))
+    axes.grid(axis="y")
+    axes.legend()
+    return figure
 
 
-def _curves(log: RunLog) -> list[tuple[str, str, list[Point]]]:
-    """Name, colour and points on the picture."""
-
-    def place(step: float, reward: float) -> Point:
-        x = MARGIN + (WIDTH - 2 * MARGIN) * step / max(1, len(log.rewards))
-        return x, HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * reward
-
-    training = [place(step, reward) for step, reward in enumerate(log.rewards, start=1)]
-    validation = [place(step, reward) for step, reward in sorted(log.validations.items())]
-    return [
-        ("training reward", TRAINING_COLOUR, training),
-        ("validation reward", VALIDATION_COLOUR, validation),
-    ]
-
-
-def _page(log: RunLog, shown: Mapping[str, list[list[Piece]]], peak_memory_gib: float) -> str:
+def _page(
+    log: RunLog, picture: bytes, shown: Mapping[str, list[list[Piece]]], peak_memory_gib: float
+) -> str:
     table = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>"
         for line in table_of(log, peak_memory_gib)
@@ -115,47 +152,18 @@ def _page(log: RunLog, shown: Mapping[str, list[list[Piece]]], peak_memory_gib: 
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>agl_fast quickstart</title><style>{STYLE}</style></head><body>"
-        f"<h1>agl_fast quickstart</h1>{_svg(log)}<table>{table}</table>"
-        '<p><span class="trained">Trained tokens</span> were written by the model. '
-        '<span class="read">All others</span> it only read.</p>'
+        '<h1>agl_fast quickstart</h1><img alt="rewards by step" '
+        f'src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
+        f"<table>{table}</table>"
+        '<p><span class="trained">Trained tokens</span> were sampled by the model. '
+        '<span class="read">All others</span> are context.</p>'
         f"{trajectories}</body></html>\n"
     )
 
 
 def _coloured(row: Sequence[Piece]) -> str:
+    kinds = {True: "trained", False: "read"}
     return "".join(
-        f'<span class="{kind}">{escape(escaped(text))}</span>'
-        for kind, text in (("trained" if piece.trained else "read", piece.text) for piece in row)
+        f'<span class="{kinds[piece.trained]}">{escape(escaped(piece.text))}</span>'
+        for piece in row
     )
-
-
-def _svg(log: RunLog) -> str:
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="rewards">']
-    for reward in (0, 0.5, 1):
-        y = HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * reward
-        parts.append(
-            f'<path d="M{MARGIN} {y}H{WIDTH - MARGIN}" stroke="{AXIS_COLOUR}" stroke-width=".5"/>'
-            f'<text x="8" y="{y + 5}" font-size="13">{reward}</text>'
-        )
-    for index, (name, colour, points) in enumerate(_curves(log)):
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(
-            f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>'
-            f'<text x="{MARGIN + 180 * index}" y="20" font-size="13" fill="{colour}">{name}</text>'
-        )
-    parts.append(f'<text x="{WIDTH // 2}" y="{HEIGHT - 12}" font-size="13">step</text></svg>')
-    return "".join(parts)
-
-
-def _picture(log: RunLog) -> Image.Image:
-    image = Image.new("RGB", (WIDTH, HEIGHT), "white")
-    draw = ImageDraw.Draw(image)
-    for reward in (0, 0.5, 1):
-        y = HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * reward
-        draw.line([(MARGIN, y), (WIDTH - MARGIN, y)], fill=AXIS_COLOUR)
-        draw.text((8, y - 6), str(reward), fill="black")
-    for index, (name, colour, points) in enumerate(_curves(log)):
-        draw.line(points, fill=colour, width=2)
-        draw.text((MARGIN + 180 * index, 12), name, fill=colour)
-    draw.text((WIDTH // 2, HEIGHT - 20), "step", fill="black")
-    return image

@@ -1,4 +1,4 @@
-"""What a run of the quickstart remembers for its report."""
+"""The results of a run, for its report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BAR_WIDTH = 20
 
 @dataclass
 class Forwarded:
-    """What the trainer's forward passes take in where nothing is cut by limits."""
+    """Rows and tokens of forward passes without limits."""
 
     rows: int = 0
     tokens: int = 0
@@ -23,7 +23,7 @@ class Forwarded:
 
 @dataclass(frozen=True)
 class Played:
-    """A rollout of a validation."""
+    """A validation rollout."""
 
     sample: dict[str, Any]
     calls: Sequence[agl_fast.Call]
@@ -32,17 +32,17 @@ class Played:
 
 @dataclass
 class RunLog:
-    """Filled in by the trainer and daemon of `reporting.reporting_to`.
+    """Written by the trainer and daemon of `training.reporting_to`.
 
     Attributes:
         say: prints a line for the user.
         rewards: mean reward of each training step.
-        validations: mean reward by the number of steps taken before.
-        played: the rollouts of each validation, likewise.
-        forwarded: by level, over all training steps and from the same calls.
-        left_out: rollouts of training steps that failed or made no call; they are recorded, too.
-        seconds: by stage of the run, in order.
-        update_seconds: of the first step's update, by level; empty where it was not measured.
+        validations: mean reward of each validation, by the number of steps before it.
+        played: rollouts of each validation, by the number of steps before it.
+        forwarded: over all training steps, by the level at which the calls could be trained.
+        left_out: training rollouts that failed or made no call. Recordings contain them.
+        seconds: duration of the run's stages, in order.
+        update_seconds: duration of the first step's update by level; empty if not measured.
     """
 
     say: Callable[[str], None]
@@ -59,7 +59,7 @@ class RunLog:
     _stage_began: float = field(default_factory=time.monotonic)
 
     def stage_ended(self, name: str) -> None:
-        """What took place since the last stage ended was `name`."""
+        """Count the time since the end of the previous stage for `name`."""
         now = time.monotonic()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._stage_began
         self._stage_began = now
@@ -67,7 +67,7 @@ class RunLog:
     def sampled(
         self, rollouts: Sequence[agl_fast.Rollout], reward: float, *, left_out: int = 0
     ) -> None:
-        """Take the rollouts of a training step, and how many it left out."""
+        """Add a training step: its rollouts, mean reward, and number of rollouts left out."""
         self.left_out += left_out
         for level in LEVELS:
             rows, tokens = forwarded(rollouts, level)
@@ -79,31 +79,16 @@ class RunLog:
         self.say(f"  [{bar:.<{BAR_WIDTH}}] step {done}/{self.steps}, training reward {reward:.3f}")
 
     def validated(self, step: int, reward: float) -> None:
-        """Take the result of a validation."""
+        """Add a validation."""
         self.validations[step] = reward
         self.say(f"  validation after {step} steps: reward {reward:.3f}")
 
 
 def forwarded(rollouts: Sequence[agl_fast.Rollout], level: LevelName) -> tuple[int, int]:
-    """Rows and tokens that a forward pass over the rollouts takes in, as `analyze` counts them."""
-    # Only now: --help needs no torch.
+    """Count the rows and tokens of a forward pass over the rollouts, as `analyze` does."""
+    # Imported here, as --help needs no torch.
     from agl_fast.rows.options import Limits
     from agl_fast.tools.analyze.layouts import lay_out
 
     layout = lay_out(rollouts, level, Limits()).layout
     return layout.rows, layout.tokens
-
-
-def rows_of(rollouts: Sequence[agl_fast.Rollout], level: LevelName) -> agl_fast.Batch:
-    """Their rows with nothing cut off, jagged."""
-    widest = 1 + max(
-        len(call.prompt_ids) + len(call.response_ids) for each in rollouts for call in each.calls
-    )
-    return agl_fast.build_batch(
-        rollouts,
-        level=level,
-        layout="jagged",
-        max_prompt_length=widest,
-        max_response_length=widest,
-        pad_token_id=0,
-    )

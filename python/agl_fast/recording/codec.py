@@ -35,6 +35,7 @@ _CALL_FIELDS = (
     "agent",
     "trainable",
     "credit",
+    "position_ids",
 )
 _NOT_FINITE = ("nan", "inf", "-inf")
 _TRACE_FIELDS = ("id", "group", "reward", "calls")
@@ -80,6 +81,10 @@ def _encode_call(call: Call, contexts: list[NDArray[np.int32]], where: str) -> d
         encoded["trainable"] = False
     if call.credit != 1.0:
         encoded["credit"] = _number(call.credit, f"{where}: credit")
+    if call.position_ids is not None:
+        encoded["position_ids"] = [
+            pack_ids(as_ids(dimension, f"{where}: position_ids")) for dimension in call.position_ids
+        ]
     return encoded
 
 
@@ -170,7 +175,25 @@ def _decode_call(value: Any, contexts: list[NDArray[np.int32]], where: str) -> C
         agent=optional(value, "agent", str, dot),
         trainable=True if trainable is None else trainable,
         credit=1.0 if credit is None else credit,
+        position_ids=_positions(value, len(contexts[-1]), dot),
     )
+
+
+def _positions(value: Mapping[str, Any], n_tokens: int, where: str) -> NDArray[np.int64] | None:
+    """Read positions, int64 (D, N)."""
+    packed = optional(value, "position_ids", list, where)
+    if packed is None:
+        return None
+    dimensions = [
+        _unpacked({"position_ids": each}, "position_ids", unpack_ids, where) for each in packed
+    ]
+    if not dimensions or any(len(dimension) != n_tokens for dimension in dimensions):
+        lengths = [len(dimension) for dimension in dimensions]
+        raise FieldError(
+            f"{where}position_ids: expected {n_tokens} positions, one per token, in each "
+            f"dimension, got {lengths}"
+        )
+    return np.array(dimensions, np.int64)
 
 
 def continued(

@@ -12,6 +12,7 @@ from agl_fast.reference.calls import (
     Turn,
     credits_of_calls,
     final_reward,
+    n_dimensions,
     read_turn,
     reason_to_leave_out,
     rewards_of_calls,
@@ -68,8 +69,9 @@ def build_batch(rollouts: Sequence[RolloutLike], **options: Unpack[RowKeywords])
     if not rows:
         raise EmptyBatchError("no call gave a row", accounting)
 
+    n_dims = n_dimensions(rollouts)
     if chosen.layout == "jagged":
-        tensors = jagged_tensors(rows, call_index=chosen.call_index)
+        tensors = jagged_tensors(rows, call_index=chosen.call_index, n_dimensions=n_dims)
     else:
         widths = chosen.max_prompt_length, chosen.max_response_length
         if chosen.trims:
@@ -80,6 +82,7 @@ def build_batch(rollouts: Sequence[RolloutLike], **options: Unpack[RowKeywords])
             response_width=widths[1],
             pad_token_id=chosen.pad_token_id,
             call_index=chosen.call_index,
+            n_dimensions=n_dims,
         )
     return Batch(
         tensors=tensors,
@@ -157,6 +160,7 @@ def _chain_rows(
                 positions=list(range(len(chain.prompt) + len(chain.response))),
                 is_dropped=reason is not None,
                 score=reward,
+                given_positions=chain.positions,
             )
             rows.append(row)
     return rows

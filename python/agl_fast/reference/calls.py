@@ -38,6 +38,7 @@ class Turn:
     prompt: list[int]
     response: list[int]
     log_probs: list[float] | None
+    positions: list[list[int]] | None  # one list per dimension
 
 
 def read_turn(rollout_id: str, index: int, call: CallLike) -> Turn:
@@ -50,11 +51,13 @@ def read_turn(rollout_id: str, index: int, call: CallLike) -> Turn:
                 raise ValueError(
                     f"rollout {rollout_id!r}: call {index}: log_probs[{position}] is {value}"
                 )
+    positions = _positions(call)
     return Turn(
         index,
         [int(token) for token in call.prompt_ids],
         [int(token) for token in call.response_ids],
         log_probs,
+        None if positions is None else [[int(at) for at in dimension] for dimension in positions],
     )
 
 
@@ -95,6 +98,16 @@ def final_reward(rollout: RolloutLike, fill: float) -> tuple[float, bool]:
     of_calls = _of_calls(rollout)
     present = [reward for reward in [*of_calls, given] if reward is not None]
     return (present[-1], True) if present else (fill, False)
+
+
+def n_dimensions(rollouts: Sequence[RolloutLike]) -> int | None:
+    """Dimensions of the calls' positions; None if no call has positions."""
+    given = (_positions(call) for rollout in rollouts for call in rollout.calls)
+    return next((len(positions) for positions in given if positions is not None), None)
+
+
+def _positions(call: Any) -> Any:
+    return getattr(call, "position_ids", None)
 
 
 def rewards_of_calls(rollout: RolloutLike) -> tuple[float | None, ...] | None:

@@ -23,7 +23,7 @@ class Chain:
     """A growing chain; ``sampled_by`` and ``log_probs`` are parallel to ``response``.
 
     ``sampled_by`` is the index of the call that sampled the token, or ``CONTEXT`` for tokens of
-    tools and users.
+    tools and users. ``positions`` are those of prompt and response as the last call has them.
     """
 
     first_call: int
@@ -32,6 +32,7 @@ class Chain:
     sampled_by: list[int]
     log_probs: list[float | None]
     extended_at: int
+    positions: list[list[int]] | None = None
 
     @property
     def context(self) -> list[int]:
@@ -52,15 +53,28 @@ class Chain:
         places = [i for i, each in enumerate(sampled_by) if each == call]
         return places[0], [self.context[i] for i in places]
 
-    def is_continued_by(self, prompt: list[int]) -> bool:
+    def is_continued_by(self, turn: Turn) -> bool:
         context = self.context
-        return prompt[: len(context)] == context
+        return turn.prompt[: len(context)] == context and self.changed_position(turn) is None
+
+    def changed_position(self, turn: Turn) -> int | None:
+        """The first token with another position in a prompt that begins with the context."""
+        n_dims = len(self.positions or turn.positions or [])
+        counted = [list(range(len(self.context)))] * n_dims
+        own, other = self.positions or counted, turn.positions or counted
+        changed = [
+            token
+            for token in range(len(self.context))
+            if any(one[token] != another[token] for one, another in zip(own, other, strict=True))
+        ]
+        return min(changed, default=None)
 
     def extend(self, turn: Turn) -> None:
         added = turn.prompt[len(self.context) :]
         self._append(added, CONTEXT, [None] * len(added))
         self._append(turn.response, turn.index, turn.log_probs or [None] * len(turn.response))
         self.extended_at = turn.index
+        self.positions = turn.positions
 
     def _append(self, tokens: list[int], call: int, log_probs: list[Any]) -> None:
         self.response += tokens
@@ -86,7 +100,7 @@ def merge_into_chains(
     chains: list[Chain] = []
     mismatches: list[Mismatch] = []
     for turn in turns:
-        continued = [chain for chain in chains if chain.is_continued_by(turn.prompt)]
+        continued = [chain for chain in chains if chain.is_continued_by(turn)]
         if continued:
             longest = max(continued, key=lambda chain: (len(chain.context), chain.extended_at))
             longest.extend(turn)
@@ -103,6 +117,10 @@ def _mismatch(rollout_id: str, turn: Turn, chains: list[Chain], tokenizer: Any) 
         key=lambda chain: (shared_prefix(chain.context, turn.prompt), chain.extended_at),
     )
     index = shared_prefix(closest.context, turn.prompt)
+    if index == len(closest.context):
+        changed = closest.changed_position(turn)
+        assert changed is not None  # otherwise the call would extend the chain
+        return Mismatch(rollout_id, turn.index, changed, "positions_changed")
     kind = classify_mismatch(
         turn.prompt,
         closest.context,

@@ -18,7 +18,8 @@ from agl_fast.rows.options import RowOptions
 class Row:
     """A row of the batch; ``sampled_by`` and ``log_probs`` are parallel to ``response``.
 
-    ``positions`` are those of prompt and response, one behind the other.
+    ``positions`` are those of prompt and response, one behind the other. ``given_positions`` are
+    the same in several dimensions, if the row's last call has them.
     """
 
     rollout_id: str
@@ -31,6 +32,11 @@ class Row:
     positions: list[int]
     is_dropped: bool
     score: float
+    given_positions: list[list[int]] | None = None
+
+    def positions_in(self, dimensions: int | None) -> list[list[int]]:
+        """One list per dimension; None means one."""
+        return self.given_positions or [self.positions] * (dimensions or 1)
 
     @property
     def response_mask(self) -> list[int]:
@@ -57,6 +63,7 @@ class CutChain:
     is_overlong: bool  # marked by overlong_prompt="drop"
     n_sampled: int  # of the whole chain
     n_kept: int  # of them inside the limits
+    positions: list[list[int]] | None  # of prompt and response, one list per dimension
 
 
 def cut(chain: Chain, options: RowOptions) -> CutChain:
@@ -76,6 +83,7 @@ def cut(chain: Chain, options: RowOptions) -> CutChain:
     while end > 0 and sampled_by[end - 1] == CONTEXT:
         end -= 1
 
+    begin = len(chain.prompt) - len(spilled)  # of the response in the context
     return CutChain(
         chain.first_call,
         prompt,
@@ -85,7 +93,15 @@ def cut(chain: Chain, options: RowOptions) -> CutChain:
         is_overlong,
         chain.n_sampled,
         sum(call != CONTEXT for call in sampled_by[:end]),
+        _positions_of(chain, [*range(len(prompt)), *range(begin, begin + end)]),
     )
+
+
+def _positions_of(chain: Chain, tokens: list[int]) -> list[list[int]] | None:
+    """Positions of some tokens of the context, one list per dimension."""
+    if chain.positions is None:
+        return None
+    return [[dimension[token] for token in tokens] for dimension in chain.positions]
 
 
 def is_truncated(chains: list[CutChain]) -> bool:
@@ -115,9 +131,18 @@ def count(chain: CutChain, reason: str | None, accounting: Accounting) -> None:
 
 
 def padded_tensors(
-    rows: list[Row], *, prompt_width: int, response_width: int, pad_token_id: int, call_index: bool
+    rows: list[Row],
+    *,
+    prompt_width: int,
+    response_width: int,
+    pad_token_id: int,
+    call_index: bool,
+    n_dimensions: int | None,
 ) -> dict[str, Any]:
-    """Padded tensors as lists of B lists; ``is_drop_mask`` is a list of B."""
+    """Padded tensors as lists of B lists; ``is_drop_mask`` is a list of B.
+
+    With ``n_dimensions``, ``position_ids`` has a list per dimension for each row.
+    """
 
     def right_padded(values: list[Any], filler: Any) -> list[Any]:
         return values + [filler] * (response_width - len(values))
@@ -144,7 +169,12 @@ def padded_tensors(
         tensors["responses"].append(response)
         tensors["input_ids"].append(prompt + response)
         tensors["attention_mask"].append(attention_mask)
-        tensors["position_ids"].append(_padded_positions(row, prompt_width, response_width))
+        left, right = prompt_width - len(row.prompt), response_width - len(row.response)
+        positions = [
+            [0] * left + dimension + dimension[-1:] * right
+            for dimension in row.positions_in(n_dimensions)
+        ]
+        tensors["position_ids"].append(positions[0] if n_dimensions is None else positions)
         tensors["response_mask"].append(right_padded(row.response_mask, 0))
         tensors["token_level_scores"].append(right_padded(_scores(row), 0.0))
     if call_index:
@@ -154,13 +184,18 @@ def padded_tensors(
     return tensors
 
 
-def jagged_tensors(rows: list[Row], *, call_index: bool) -> dict[str, Any]:
+def jagged_tensors(
+    rows: list[Row], *, call_index: bool, n_dimensions: int | None
+) -> dict[str, Any]:
     """Tensors without padding: lists of B lists of different lengths."""
     tensors: dict[str, Any] = {
         "prompts": [row.prompt for row in rows],
         "responses": [row.response for row in rows],
         "input_ids": [row.prompt + row.response for row in rows],
-        "position_ids": [row.positions for row in rows],
+        "position_ids": [
+            row.positions if n_dimensions is None else row.positions_in(n_dimensions)
+            for row in rows
+        ],
         "response_mask": [row.response_mask for row in rows],
         "token_level_scores": [_scores(row) for row in rows],
         "is_drop_mask": [row.is_dropped for row in rows],
@@ -182,12 +217,6 @@ def columns(rows: list[Row], *, row_is_call: bool) -> dict[str, list[Any]]:
         "first_call_index_list": first_calls,
         "has_rollout_log_probs": [row.has_log_probs for row in rows],
     }
-
-
-def _padded_positions(row: Row, prompt_width: int, response_width: int) -> list[int]:
-    left = prompt_width - len(row.prompt)
-    right = response_width - len(row.response)
-    return [0] * left + row.positions + row.positions[-1:] * right
 
 
 def _scores(row: Row) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,8 @@ from agl_fast.rollouts.finished import FinishedRollout
 from agl_fast.rollouts.progress import PendingRollouts, Source
 from agl_fast.rollouts.training_rows import TrainingRows
 from agl_fast.verl.membership import ROLLOUT_KEY, current_run
+
+logger = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 10.0
 
@@ -171,7 +174,8 @@ class RunningBatch:
             self._hand_out(take)
             if verbose and time.monotonic() - reported_at > _PROGRESS_SECONDS:
                 reported_at = time.monotonic()
-                print(f"agl_fast: {len(self._finished)}/{len(self._samples)} rollouts finished")
+                n_finished, n_samples = len(self._finished), len(self._samples)
+                logger.info("%d/%d rollouts finished", n_finished, n_samples)
 
     async def cancel(self) -> None:
         """Give up the rollouts that have not finished."""

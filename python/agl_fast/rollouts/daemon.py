@@ -522,7 +522,7 @@ class AgentModeDaemon(CollectsGroups):
         assert running.rows is not None
         self._end_requests(running)
         if notice := self.failures.add(running.finished):
-            print(f"agl_fast: step {global_steps}: {notice}", flush=True)
+            logger.info("step %s: %s", global_steps, notice)
         metrics = run_metrics(
             running.finished,
             running.rows.counts + Counter(running.counts),
@@ -569,7 +569,7 @@ class AgentModeDaemon(CollectsGroups):
         """
         rollouts = self._finished_batch(running, is_train=False).finished
         if notice := Failures().add(rollouts):
-            print(f"agl_fast: validation: {notice}", flush=True)
+            logger.info("validation: %s", notice)
         self.validated_rollouts = [
             ValidatedRollout.of(each, self.reward_fillna_value) for each in rollouts
         ]

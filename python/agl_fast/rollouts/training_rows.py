@@ -226,10 +226,14 @@ class TrainingRows:
         )
         now = int(batch.tensors["attention_mask"].sum())
         then = merged.tensors["input_ids"].values().numel()
-        print(
-            f"agl_fast: level transition forwards {now} tokens in {len(batch)} rows in this first "
-            f"step; level trajectory would have forwarded {then} in {len(merged)} "
-            f"({1 - then / now:.0%} less), from the same calls"
+        logger.info(
+            "level transition forwards %d tokens in %d rows in this first step; level trajectory "
+            "would have forwarded %d in %d (%.0f%% less), from the same calls",
+            now,
+            len(batch),
+            then,
+            len(merged),
+            100 * (1 - then / now),
         )
 
 

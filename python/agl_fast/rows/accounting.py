@@ -22,6 +22,7 @@ MISMATCH_KINDS = (
     "generation_prompt",
     "new_conversation",
     "history_rewritten",
+    "positions_changed",
 )
 
 
@@ -107,7 +108,7 @@ class Mismatch:
 
     Attributes:
         rollout_id, call: the call, by its index in ``rollout.calls``.
-        index: first prompt index that differs from the closest open chain.
+        index: first prompt index whose token or position differs from the closest open chain.
         kind: one of ``MISMATCH_KINDS``.
     """
 

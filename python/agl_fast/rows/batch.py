@@ -19,8 +19,9 @@ class Batch:
         tensors: by name (docs/rows.md, "Tensors"). int64: prompts (B, P); responses, response_mask
             and, with the option call_index, call_index (B, R); input_ids, attention_mask and
             position_ids (B, T). float32: token_level_scores and, if any row has log-probs,
-            rollout_log_probs (B, R). bool: is_drop_mask (B,). At level tree position_ids are
-            depths in the rollout's tree (docs/tree.md). In layout jagged all but is_drop_mask are
+            rollout_log_probs (B, R). bool: is_drop_mask (B,). position_ids are (B, D, T) if calls
+            have position_ids in D dimensions; at level tree they are depths in the rollout's tree
+            (docs/tree.md). In layout jagged all but is_drop_mask are
             nested tensors, and attention_mask is absent.
         columns: by name, one entry per row: data_id_list, rollout_id_list, first_call_index_list,
             turn_index_list (level transition), has_rollout_log_probs.

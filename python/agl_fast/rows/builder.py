@@ -19,7 +19,7 @@ from agl_fast.ops.device import Buffers
 from agl_fast.ops.fill import jagged, padded
 from agl_fast.rows.accounting import EmptyBatchError, RolloutEntry
 from agl_fast.rows.batch import Batch
-from agl_fast.rows.calls import Call, LogProbs, Rollout, TokenIds
+from agl_fast.rows.calls import Call, LogProbs, PositionIds, Rollout, TokenIds
 from agl_fast.rows.levels import LevelName
 from agl_fast.rows.options import NO_LIMIT, RowKeywords, RowOptions, lists_row_options
 from agl_fast.rows.planned import Counts, Pending, collect_mismatches
@@ -133,6 +133,7 @@ class BatchBuilder:
         agent: str | None = None,
         trainable: bool = True,
         credit: float = 1.0,
+        position_ids: PositionIds | None = None,
     ) -> None:
         """Append one call of a running rollout as a delta: shared-prefix length plus new tokens.
 
@@ -145,7 +146,8 @@ class BatchBuilder:
             base_call: index of an earlier call of the rollout; None: no base, and ``keep`` is 0.
             keep: number of tokens shared with the base call.
             prompt_tail: token ids after the shared prefix.
-            response_ids, log_probs, …, credit: as for ``Call``.
+            response_ids, log_probs, …, position_ids: as for ``Call``; positions are those of the
+                whole prompt and the response.
 
         Raises:
             TypeError, ValueError: as for ``add``.
@@ -168,6 +170,7 @@ class BatchBuilder:
             sampling=sampling,
             agent=agent,
             trainable=trainable,
+            position_ids=position_ids,
         )
         base = (
             _NO_BASE

@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 TokenIds: TypeAlias = Any
 # list or tuple of float, 1-D float numpy array or torch tensor
 LogProbs: TypeAlias = Any
+# int64 numpy array or torch tensor, (D, tokens)
+PositionIds: TypeAlias = Any
 
 
 @dataclass(slots=True, eq=False, init=False)
@@ -23,6 +25,9 @@ class Call:
         prompt_ids: token ids of the prompt: list or tuple of int, 1-D int32/int64 array or tensor.
         response_ids: sampled token ids, in the same types.
         log_probs: one float per response token, or None.
+        position_ids: positions in D dimensions, such as M-RoPE's: int64 array or tensor of shape
+            (D, prompt and response tokens). None: 0, 1, 2, … in every dimension. Calls of a batch
+            that have positions have the same D. Level tree refuses them.
         reward: the call's own reward (float or bool), or None.
         response_id: identifies duplicates: a later call of the rollout with the same response_id,
             prompt ids and response ids is not trained again. None or "": no id.
@@ -45,6 +50,7 @@ class Call:
     agent: str | None
     trainable: bool
     credit: float
+    position_ids: PositionIds | None
 
     def __init__(
         self,
@@ -60,6 +66,7 @@ class Call:
         agent: str | None = None,
         trainable: bool = True,
         credit: float = 1.0,
+        position_ids: PositionIds | None = None,
     ) -> None:
         self.prompt_ids = prompt_ids
         self.response_ids = response_ids
@@ -72,6 +79,7 @@ class Call:
         self.agent = agent
         self.trainable = trainable
         self.credit = credit
+        self.position_ids = position_ids
 
 
 @dataclass(slots=True, eq=False, init=False)

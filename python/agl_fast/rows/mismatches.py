@@ -22,6 +22,7 @@ AGENT_LIGHTNING_NAMES = {
     "retokenised": "retoken",
     "generation_prompt": "template",
     "shortened": "others",
+    "positions_changed": "others",
     "new_conversation": "others",
 }
 
@@ -50,6 +51,7 @@ CAUSES: Mapping[str, str] = {
     "history_shortened": (
         "the agent removed the end of its history, or sampled the same prompt again"
     ),
+    "positions_changed": "the same tokens got other position ids (another size of an image)",
     "unknown": "an earlier answer changed (the agent or the chat template rewrote it)",
 }
 
@@ -136,8 +138,8 @@ def cause_of(mismatch: Mismatch, calls: Sequence[Call], tokenizer: Any) -> str |
     """Find the cause, one of ``CAUSES``; None for a new conversation."""
     if mismatch.kind == "shortened":
         return "history_shortened"
-    if mismatch.kind == "retokenised":
-        return "retokenised"
+    if mismatch.kind in ("retokenised", "positions_changed"):
+        return mismatch.kind
     prompt = _ids(calls[mismatch.call].prompt_ids)
     begin, answer = _answer_at(mismatch, calls, prompt)
 
@@ -173,10 +175,12 @@ def causes_in_words(causes: Mapping[str, int]) -> str:
 
 def closest_call(mismatch: Mismatch, calls: Sequence[Call], prompt: Ids) -> tuple[int, Ids]:
     """Find the last call of the closest chain, and its context."""
+    has_same_tokens = mismatch.kind == "positions_changed"
     for index in range(mismatch.call - 1, -1, -1):
         context = context_of(calls[index])
         # Other calls may share more, such as a judge's, but are no chain that could be extended.
-        if common_prefix(context, prompt) == mismatch.index:
+        shared = common_prefix(context, prompt)
+        if shared == (len(context) if has_same_tokens else mismatch.index):
             return index, context
     raise AssertionError("a mismatch has a chain that it was compared with")
 

@@ -15,7 +15,14 @@ from agl_fast.rows.calls import Call, Rollout
 from agl_fast.rows.mismatches import is_retokenised
 from agl_fast.rows.rewards import final_reward, read_credits, read_rewards
 
-_KINDS = ("shortened", "generation_prompt", "new_conversation", "history_rewritten")
+# The planner's codes of kinds.
+_KINDS = (
+    "shortened",
+    "generation_prompt",
+    "new_conversation",
+    "history_rewritten",
+    "positions_changed",
+)
 # The planner's table, (rollouts, columns): counts by name, then dropped tokens by reason.
 _COLUMNS = (
     "sampled",
@@ -143,7 +150,7 @@ def collect_mismatches(
     collected = []
     for rollout, call, length, index, kind_code, chain, closest, context in planner.mismatches():
         kind = _KINDS[kind_code]
-        if tokenizer is not None and kind != "shortened":
+        if tokenizer is not None and kind not in ("shortened", "positions_changed"):
             before = planner.context(rollout, closest, index, context).tolist()
             prompt = planner.context(rollout, chain, index, length).tolist()
             if is_retokenised(tokenizer, before, prompt):

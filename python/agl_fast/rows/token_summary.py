@@ -31,6 +31,7 @@ _KINDS = {
     ),
     "new_conversation": "in a new conversation",
     "history_rewritten": "with a rewritten history",
+    "positions_changed": "with other position ids for the history",
 }
 # Kinds that level tree helps with; a new conversation shares nothing.
 _BROKEN = ("shortened", "retokenised", "generation_prompt", "history_rewritten")

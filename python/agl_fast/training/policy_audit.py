@@ -124,10 +124,10 @@ class PolicyAudit:
 
     @classmethod
     def of(cls, config: DictConfig) -> PolicyAudit:
-        """The audit of a run's configuration; prints what cannot be compared."""
+        """The audit of a run's configuration; logs what cannot be compared."""
         scope = scope_of(config)
         if str(scope):
-            print(f"agl_fast: {scope}", flush=True)
+            logger.info("%s", scope)
         return cls(scope)
 
     def judge(self, step: Audit) -> None:

@@ -86,7 +86,10 @@ class Rows:
     def has_branches(self) -> bool:
         """Whether a row is a prefix tree: a token does not follow the one before it."""
         real = self.tensors["attention_mask"].bool()
-        follows = self.tensors["position_ids"].diff(dim=1) == 1
+        positions = self.tensors["position_ids"]
+        if positions.dim() == 3:  # positions in several dimensions, which trees do not have
+            return False
+        follows = positions.diff(dim=1) == 1
         return bool((real[:, 1:] & real[:, :-1] & ~follows).any())
 
     def on_trained(self, values: torch.Tensor) -> torch.Tensor:

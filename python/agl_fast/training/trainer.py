@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from pprint import pprint
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -167,7 +166,7 @@ class AgentLightningTrainer(RayPPOTrainer):
         trainer = self.config.trainer
         if self.validates and (trainer.val_before_train or trainer.val_only):
             metrics = self.validate()
-            pprint(f"Initial validation metrics: {metrics}")
+            logger.info("Initial validation metrics: %s", metrics)
             self.tracking.log(data=metrics, step=self.global_steps)
         if trainer.val_only:
             return
@@ -266,7 +265,7 @@ class AgentLightningTrainer(RayPPOTrainer):
                 validated = self.validate()
             metrics |= validated
             if is_last:
-                pprint(f"Final validation metrics: {validated}")
+                logger.info("Final validation metrics: %s", validated)
         seconds |= step.seconds
         return metrics | step.metrics | self._timing_metrics(step.rows, seconds)
 
@@ -434,10 +433,10 @@ class AgentLightningTrainer(RayPPOTrainer):
         if self.token_summary.is_noteworthy:
             logger.warning("%s", self.token_summary)
         elif self.token_summary.n_steps:
-            print(f"agl_fast: {self.token_summary}")
+            logger.info("%s", self.token_summary)
         failures = getattr(self.agent_mode_daemon, "failures", None)
         for line in closing_lines(self.config, self.worst_audit, failures and failures.sentence()):
-            print(f"agl_fast: {line}", flush=True)
+            logger.info("%s", line)
 
     def make_daemon(self) -> Any:
         """Make the daemon with Agent-lightning 0.3's keywords, and agl_fast's that it accepts."""

@@ -142,7 +142,7 @@ def laid_out_rows(rows: Rows, layout: Layout, keys: Sequence[str], **meta: Any) 
             tensors[key][is_padding] = 0
     width = tensors["prompts"].shape[1]
     tensors["attention_mask"][is_padding, width - 1 : width + 1] = 1
-    tensors["position_ids"][is_padding, width:] = 1
+    tensors["position_ids"][is_padding, ..., width:] = 1
     n_tokens = tensors["attention_mask"].sum(dim=1).tolist()
     non_tensors = {"global_token_num": n_tokens, **meta}
     laid_out = left_right_2_no_padding(tu.get_tensordict(tensors, non_tensors))

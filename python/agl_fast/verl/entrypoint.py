@@ -7,6 +7,7 @@ pass through Ray, and a deadline can interrupt the loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -35,10 +36,12 @@ from agl_fast.verl.preflight import check_device, check_tree_engine, trains_tree
 from agl_fast.verl.ray_cluster import Daemons, Placements, ray_cluster
 from agl_fast.verl.supervision.deadlines import Deadlines
 from agl_fast.verl.supervision.interrupts import Interrupts, interruptible
-from agl_fast.verl.supervision.log_output import warnings_shown
+from agl_fast.verl.supervision.log_output import messages_shown
 from agl_fast.verl.supervision.run_errors import add_note, say_once
 from agl_fast.verl.supervision.run_scope import nothing_left_behind
 from agl_fast.verl.supervision.watch import watched
+
+logger = logging.getLogger(__name__)
 
 POOL = "global_pool"
 
@@ -72,8 +75,8 @@ def run(
     check_device(config)  # again: this process may be another one than that of `VERL(config)`
     check_tree_engine(config)  # again: the model may have been on the hub only
     with ExitStack() as ends:
+        ends.enter_context(messages_shown())
         ends.enter_context(error_said_once())
-        ends.enter_context(warnings_shown())
         ends.enter_context(outside_event_loop())
         interrupts = ends.enter_context(interruptible())
         scope = ends.enter_context(nothing_left_behind())
@@ -216,7 +219,7 @@ def error_said_once() -> Iterator[None]:
 
 @contextmanager
 def interruption_said(trainer: Any, interrupts: Interrupts, config: Any) -> Iterator[None]:
-    """Print or add to the error where the training has ended, and how to continue."""
+    """Log the step of an interruption and how to continue; add the latter to other errors."""
     try:
         yield
     except BaseException as error:
@@ -225,11 +228,9 @@ def interruption_said(trainer: Any, interrupts: Interrupts, config: Any) -> Iter
             by = "by SIGTERM " if interrupts.terminated else ""
             step = trainer.global_steps
             where = f"in step {step}" if step else "before step 1"
-            print(
-                f"agl_fast: interrupted {by}{where} of {trainer.total_training_steps}", flush=True
-            )
+            logger.info("interrupted %s%s of %d", by, where, trainer.total_training_steps)
             if how:
-                print(f"agl_fast: {how}", flush=True)
+                logger.info("%s", how)
         elif how:
             add_note(error, how)
         raise

@@ -123,10 +123,7 @@ def ray_cluster(config: Any, scope: RunScope, interrupts: Interrupts) -> Iterato
     finally:
         if daemons.is_lost():
             if not interrupts.terminated:
-                print(
-                    "agl_fast: Ray's own processes have died; the run's others are ended",
-                    flush=True,
-                )
+                logger.error("Ray's own processes have died; the run's others are ended")
             # First: without a process that answers, Ray gives up at once.
             stop_processes_of_run(scope.run_id, grace_seconds=LOST_GRACE_SECONDS)
         with watched("leaving Ray", Deadlines.of(config).leave):

@@ -97,7 +97,7 @@ def flops(layout: Layout, model: ModelShape, *, recomputed: bool) -> int:
     """
     passes = 4 if recomputed else 3  # a backward pass is two forward passes
     attention = 4 * model.layers * model.heads * model.head_width * layout.attended
-    matrices = 2 * model.layers * model.layer_parameters * layout.tokens
+    matrices = 2 * model.layer_parameters * layout.tokens
     passes_of_head = 4 if Level.of(layout.level).is_tree else 3
     head = 2 * model.head_parameters * layout.scored
     return passes * (matrices + attention) + passes_of_head * head

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from agl_fast.printable import table
 from agl_fast.rows.accounting import DROP_REASONS
 from agl_fast.rows.levels import LEVELS
 from agl_fast.rows.mismatches import AGENT_LIGHTNING_NAMES
@@ -21,8 +22,6 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
     found = asdict(analysis)
     for level in LEVELS:
         found["layouts"][level]["lost"] = analysis.layouts[level].lost
-    if analysis.model is not None:
-        found["model"]["shape"]["parameters"] = analysis.model.shape.parameters
     found["best_level"] = best_level(analysis)
     found["advice"] = advice(analysis)
     return found
@@ -32,13 +31,15 @@ def as_text(analysis: Analysis) -> str:
     """Tables and the recommendation."""
     parts = [
         "\n".join(_of_traces(analysis)),
-        _table(["", *LEVELS], _of_layouts(analysis)),
+        table([["", *LEVELS], *_of_layouts(analysis)]),
     ]
     if analysis.breaks:
         parts.append(
-            _table(
-                ["calls that extend no earlier one", "calls", "tokens repeated"],
-                _of_breaks(analysis),
+            table(
+                [
+                    ["calls that extend no earlier one", "calls", "tokens repeated"],
+                    *_of_breaks(analysis),
+                ]
             )
         )
     if analysis.model is not None:
@@ -135,7 +136,7 @@ def _of_model(analysis: Analysis, model: ModelAnalysis) -> str:
         f"estimated for {shape.parameters / 1e9:.3g} billion parameters in {shape.layers} layers; "
         f"weights, gradients and Adam take {model.state_bytes / _GIB:.3g} GiB, divided by the GPUs"
     )
-    return f"{head}\n{_table(['', *LEVELS], rows)}"
+    return f"{head}\n{table([['', *LEVELS], *rows])}"
 
 
 def _line(name: str, values: Sequence[int | None]) -> list[str]:
@@ -144,15 +145,3 @@ def _line(name: str, values: Sequence[int | None]) -> list[str]:
 
 def _counted(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
-
-
-def _table(head: Sequence[str], rows: Iterator[list[str]] | Sequence[list[str]]) -> str:
-    lines = [list(head), *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )

@@ -32,6 +32,8 @@ from agl_fast.verl.membership.identity import (
 from agl_fast.verl.membership.parent import end_with_parent
 from agl_fast.verl.store_sessions import close_sessions_of_heartbeats
 
+logger = logging.getLogger(__name__)
+
 # Agent-lightning logs the traceback of one error in each of these before it raises it.
 _REPEATED = {
     "agentlightning.trainer.trainer": ("Algorithm bundle encountered an error.",),
@@ -136,7 +138,7 @@ def _joined(strategy: Any) -> RunIdentity | None:
     url = _url(strategy.server_host, strategy.server_port)
     run = join_run(url, os.environ.get(JOIN_VARIABLE))
     if run is not None:
-        print(f"agl_fast: the agents work for {run} at {url}", flush=True)
+        logger.info("the agents work for %s at %s", run, url)
     return run
 
 
@@ -228,14 +230,14 @@ def _errors_logged_once() -> Iterator[None]:
     def is_new(record: logging.LogRecord) -> bool:
         return os.getpid() != driver or record.msg not in _REPEATED[record.name]
 
-    loggers = [logging.getLogger(name) for name in _REPEATED]
-    for logger in loggers:
-        logger.addFilter(is_new)
+    repeating = [logging.getLogger(name) for name in _REPEATED]
+    for each in repeating:
+        each.addFilter(is_new)
     try:
         yield
     finally:
-        for logger in loggers:
-            logger.removeFilter(is_new)
+        for each in repeating:
+            each.removeFilter(is_new)
 
 
 __all__ = ["JoinRefused", "bind_runners_to_runs", "require_free_port"]

@@ -1,4 +1,4 @@
-"""agl_fast's warnings reach the terminal, whatever imports do to logging."""
+"""Console output of a run: agl_fast's log messages, whatever imports do to logging."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ PACKAGE = "agl_fast"
 
 
 @contextmanager
-def warnings_shown() -> Iterator[None]:
-    """Print agl_fast's warnings to stderr where no handler of the root logger would.
+def messages_shown() -> Iterator[None]:
+    """Print agl_fast's messages, INFO and above, to stderr unless the root logger does.
 
     What verl 0.9.1 imports in the driver with its vLLM server raises the root logger and its
-    handlers to ERROR. A level that the user has given the logger `agl_fast` stays.
+    handlers to ERROR. A level that the user has given the logger `agl_fast` stays. Nested blocks
+    print once.
     """
     logger = logging.getLogger(PACKAGE)
-    level = logger.level
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s:%(asctime)s:%(message)s"))
-    handler.addFilter(_is_not_shown_otherwise)
+    if any(isinstance(handler, _Console) for handler in logger.handlers):
+        yield
+        return
+    level, handler = logger.level, _Console()
     if level == logging.NOTSET:
         # The root logger's may be lower now, and higher soon.
-        logger.setLevel(min(logging.WARNING, logger.getEffectiveLevel()))
+        logger.setLevel(min(logging.INFO, logger.getEffectiveLevel()))
     logger.addHandler(handler)
     try:
         yield
@@ -32,8 +33,18 @@ def warnings_shown() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _is_not_shown_otherwise(record: logging.LogRecord) -> bool:
-    return not any(
-        isinstance(handler, logging.StreamHandler) and handler.level <= record.levelno
-        for handler in logging.getLogger().handlers
-    )
+class _Console(logging.StreamHandler):  # type: ignore[type-arg]
+    """Prints `agl_fast: message`; with level and time from WARNING on."""
+
+    _WARNING = logging.Formatter("%(levelname)s:%(asctime)s:%(message)s")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not any(
+            isinstance(handler, logging.StreamHandler) and handler.level <= record.levelno
+            for handler in logging.getLogger().handlers
+        )
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.levelno >= logging.WARNING:
+            return self._WARNING.format(record)
+        return f"{PACKAGE}: {record.getMessage()}"

@@ -8,12 +8,16 @@ are removed here.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import time
 
+from agl_fast.verl.supervision.log_output import messages_shown
 from agl_fast.verl.supervision.run_scope import RunScope
+
+logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 0.5
 _GRACE_SECONDS = 5.0
@@ -37,12 +41,13 @@ def main(driver: int) -> int:
             end = time.monotonic()
             next_note = end + max(_NOTE_SECONDS, _NOTE_PAUSES * (end - begin))
     left, logs = scope.clean_up(grace_seconds=_GRACE_SECONDS, failed=True)
-    said = f"agl_fast: process {driver}, the driver of a run, was killed; what it left is removed"
+    said = f"process {driver}, the driver of a run, was killed; what it left is removed"
     if logs is not None:
         said += f". Ray's logs are kept in {logs}"
     if left:
         said += f". Left behind: {', '.join(left)}"
-    print(said, file=sys.stderr, flush=True)
+    with messages_shown():
+        logger.warning("%s", said)
     return 1 if left else 0
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+import logging
+
+logger = logging.getLogger(__name__)
 
 # What an error's text says, and the cure that its own text lacks.
 _CURES = {
@@ -25,7 +27,7 @@ def add_note(error: BaseException | None, text: str) -> None:
     if note is not None:
         note(text)
     else:  # Python 3.10
-        print(f"agl_fast: {text}", file=sys.stderr, flush=True)
+        logger.error("%s", text)
 
 
 def say_once(error: BaseException) -> None:
