@@ -45,6 +45,18 @@ def test_overlap_needs_servers_on_their_own_devices():
         composed("cuda", mode="overlap")
 
 
+def test_only_overlap_on_gpus_has_servers_on_other_devices():
+    rollout = "actor_rollout_ref__rollout__"
+    own = {f"{rollout}nnodes": 1, f"{rollout}checkpoint_engine__backend": "nccl"}
+    settings = {"agentlightning__collection__mode": "overlap", "algorithm__adv_estimator": "grpo"}
+    found = compose(documented(**own, **settings), device="cuda").config
+    assert found.actor_rollout_ref.rollout.nnodes == 1
+    for key, value in own.items():
+        name = key.replace("__", ".").replace(".", r"\.")
+        with pytest.raises(ValueError, match=f"{name}={value!r}: expected .* share the GPUs"):
+            compose(documented(**{key: value}), device="cuda")
+
+
 def test_a_critic_is_refused():
     with pytest.raises(ValueError, match="'gae': expected an estimator without a critic"):
         composed(algorithm={"adv_estimator": "gae"}, mode="partial")

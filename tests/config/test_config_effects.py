@@ -64,7 +64,7 @@ def test_what_is_refused_or_unused_says_why_and_what_moves_goes_to_a_key() -> No
         ("algorithm.use_pf_ppo", True, "resamples rows"),
         ("model_engine", "megatron", "FSDP"),
         ("data.gen_batch_size", 4, "data.train_batch_size"),
-        (f"{ROLLOUT}.checkpoint_engine.backend", "nccl", "share the GPUs"),
+        (f"{ROLLOUT}.disaggregation.enabled", True, "whole servers"),
         (f"{ROLLOUT}.logprobs_mode", "raw_logprobs", "sampled from"),
         (f"{ACTOR}.strategy", "megatron", "expected 'fsdp' or 'fsdp2'"),
         (f"{ACTOR}.ppo_micro_batch_size", 4, "ppo_micro_batch_size_per_gpu"),

@@ -9,16 +9,17 @@ import inspect
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 from verl import DataProto
+from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils.tracking import Tracking
@@ -103,6 +104,12 @@ class AgentLightningTrainer(RayPPOTrainer):
         )
         self.global_steps = 0
         self.synced_steps = 0
+
+    def init_workers(self) -> None:
+        """Start the workers, and the servers: with `collection.mode=overlap` on their own GPUs."""
+        rollout = self.config.actor_rollout_ref.rollout
+        with standalone_servers() if rollout.nnodes > 0 else nullcontext():
+            super().init_workers()
 
     def fit(self) -> None:
         """Train until the last step, or only validate (`trainer.val_only`).
@@ -535,6 +542,29 @@ class AgentLightningTrainer(RayPPOTrainer):
             metrics["timing_per_token_ms/gen"] = seconds["gen"] * 1000 / n_sampled
         metrics.update(compute_throughout_metrics(of_verl, timing_raw=seconds, n_gpus=n_gpus))
         return metrics
+
+
+@contextmanager
+def standalone_servers() -> Iterator[None]:
+    """Let verl start its servers on a resource pool of their own, `rollout.nnodes` machines.
+
+    Monkeypatch of `verl.trainer.ppo.ray_trainer.LLMServerManager` (verl 0.9.1), which
+    `RayPPOTrainer.init_workers` always creates on the actor's worker group, although the class can
+    start standalone replicas. Obsolete with the first verl whose trainer passes the choice on. Not
+    run on GPUs yet.
+    """
+
+    class Standalone(ray_trainer.LLMServerManager):
+        @classmethod
+        def create(cls, config: DictConfig, **_: Any) -> Any:
+            return super().create(config=config)
+
+    original = ray_trainer.LLMServerManager
+    ray_trainer.LLMServerManager = Standalone
+    try:
+        yield
+    finally:
+        ray_trainer.LLMServerManager = original
 
 
 def _accepted_keywords(daemon_cls: type[Any], keywords: dict[str, Any]) -> dict[str, Any]:

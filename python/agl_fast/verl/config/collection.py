@@ -40,6 +40,18 @@ def check_collection(config: DictConfig) -> list[str]:
     filters = config.algorithm.get("filter_groups") or {}
     if filters.get("enable"):
         _check_filter_groups(config)
+    has_own_devices = mode == "overlap" and config.trainer.device != "cpu"
+    rollout = config.actor_rollout_ref.rollout
+    if not has_own_devices:
+        for name, value, expected in (
+            ("nnodes", rollout.nnodes, 0),
+            ("checkpoint_engine.backend", rollout.checkpoint_engine.backend, "naive"),
+        ):
+            if value != expected:
+                raise ValueError(
+                    f"{ROLLOUT}.{name}={value!r}: expected {expected!r} unless {KEY}.mode is "
+                    "'overlap' on GPUs, as the servers share the GPUs of the trainer"
+                )
     if mode == "sync":
         return []
     for key, value, expected, is_wrong in (
@@ -73,21 +85,17 @@ def check_collection(config: DictConfig) -> list[str]:
         ),
         (
             f"{ROLLOUT}.nnodes",
-            config.actor_rollout_ref.rollout.nnodes,
+            rollout.nnodes,
             f"at least 1 with {KEY}.mode='overlap', as the servers need devices of their own "
             f"({ROLLOUT}.nnodes × {ROLLOUT}.n_gpus_per_node); mode='partial' shares the trainer's",
-            mode == "overlap"
-            and config.trainer.device != "cpu"
-            and config.actor_rollout_ref.rollout.nnodes < 1,
+            has_own_devices and rollout.nnodes < 1,
         ),
         (
             f"{ROLLOUT}.checkpoint_engine.backend",
-            config.actor_rollout_ref.rollout.checkpoint_engine.backend,
+            rollout.checkpoint_engine.backend,
             f"'nccl' or another engine between devices with {KEY}.mode='overlap': 'naive' updates "
             "servers on the trainer's own devices",
-            mode == "overlap"
-            and config.trainer.device != "cpu"
-            and config.actor_rollout_ref.rollout.checkpoint_engine.backend == "naive",
+            has_own_devices and rollout.checkpoint_engine.backend == "naive",
         ),
     ):
         if is_wrong:
