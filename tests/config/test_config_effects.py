@@ -61,10 +61,10 @@ def test_what_is_refused_or_unused_says_why_and_what_moves_goes_to_a_key() -> No
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("algorithm.filter_groups.enable", True, "max_ppo_update_times"),
+        ("algorithm.use_pf_ppo", True, "resamples rows"),
         ("model_engine", "megatron", "FSDP"),
         ("data.gen_batch_size", 4, "data.train_batch_size"),
-        (f"{ROLLOUT}.checkpoint_engine.backend", "nccl", "share the GPUs"),
+        (f"{ROLLOUT}.disaggregation.enabled", True, "whole servers"),
         (f"{ROLLOUT}.logprobs_mode", "raw_logprobs", "sampled from"),
         (f"{ACTOR}.strategy", "megatron", "expected 'fsdp' or 'fsdp2'"),
         (f"{ACTOR}.ppo_micro_batch_size", 4, "ppo_micro_batch_size_per_gpu"),
@@ -168,5 +168,5 @@ def test_a_composed_configuration_says_it() -> None:
     changes: dict[str, Any] = {"trainer__log_val_generations": 8}
     lines = compose(documented(**changes), device="cuda").lines
     assert [line for line in lines if "trainer.log_val_generations=8" in line]
-    with pytest.raises(ValueError, match=r"filter_groups\.enable=True: expected False, as groups"):
-        compose(documented(algorithm__filter_groups={"enable": True}), device="cuda")
+    with pytest.raises(ValueError, match=r"use_pf_ppo=True: expected False, as it resamples rows"):
+        compose(documented(algorithm__use_pf_ppo=True), device="cuda")

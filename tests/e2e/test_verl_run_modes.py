@@ -31,3 +31,27 @@ def test_two_steps(tmp_path_factory: pytest.TempPathFactory, config: str) -> Non
         assert metrics["actor/grad_norm"] > 0
     batches = lines(folder / "batches.jsonl")
     assert all(batch["policy_versions"] == [batch["step"] - 1] for batch in batches)
+
+
+@pytest.mark.parametrize("mode", ["partial", "overlap"])
+def test_rollouts_go_on_across_steps(tmp_path_factory: pytest.TempPathFactory, mode: str) -> None:
+    folder: Path = tmp_path_factory.mktemp(f"verl-{mode}", numbered=True)
+    finished = run(folder, "--config", mode, "--steps", "5")
+    assert finished.returncode == 0, finished.output[-4000:]
+    assert_nothing_left(finished)
+    logged = [line for line in lines(folder / "metrics-5.jsonl") if line["step"] > 0]
+    assert [line["step"] for line in logged] == [1, 2, 3, 4, 5]
+    for metrics in (line["data"] for line in logged):
+        share = metrics.get("training/staleness/tokens/0", 0.0)
+        # Stale tokens are of other weights, and not compared.
+        n_compared = round(metrics["training/tokens/trained"] * share)
+        assert metrics["training/audit/n_tokens"] == n_compared
+        assert metrics.get("training/audit/prob_diff_max", 0.0) < 1e-4
+        assert metrics["training/staleness/max"] <= 2
+        assert metrics["rollout_corr/rollout_is_max"] <= 2.0
+    assert {"val/reward"} <= logged[1]["data"].keys()
+    batches = lines(folder / "batches.jsonl")
+    trained = [tuple(rollout[:2]) for batch in batches for rollout in batch["rollouts"]]
+    assert len(trained) == len(set(trained)) == 5 * 4 * 4
+    stale = [version for batch in batches for version in batch["policy_versions"]]
+    assert len(set(stale)) > 2

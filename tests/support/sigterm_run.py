@@ -46,8 +46,8 @@ class Trainer:
         (worker,) = self.actor_rollout_wg.workers
         ray.get(worker.__ray_ready__.remote())
         print(ray.get(worker.mark.remote()))
-        print("training", flush=True)
         try:
+            print("training", flush=True)  # the signal may come at once
             ray.get(worker.train.remote())
         finally:
             print("the loop has ended", flush=True)

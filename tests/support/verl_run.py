@@ -10,7 +10,8 @@ as `update 2`, before each phase of a step; one that FOLDER/hold names waits unt
 Configurations: `trajectory` and `tree`, both also with two ranks and two servers; `packed`, level
 trajectory through the engine for trees; `lora`; `documented`, the example of Agent-lightning's
 documentation with other sizes, another model and other loggers; `bfloat16` on both sides; `deaf`,
-likewise with servers that get no update; `killed`, whose every step is saved.
+likewise with servers that get no update; `killed`, whose every step is saved; `partial` and
+`overlap`, whose rollouts go on across steps.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import json
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +252,20 @@ def killed(folder: Path, steps: int) -> dict[str, Any]:
     )
 
 
+def collected(folder: Path, steps: int, mode: str) -> dict[str, Any]:
+    """Rollouts go on across steps that move the policy visibly."""
+    return changed(
+        killed(folder, steps),
+        {
+            "agentlightning__collection__mode": mode,
+            "agentlightning__collection__drain_seconds": 0.1,
+            "actor_rollout_ref__actor__optim__lr": 0.01,
+            "trainer__test_freq": 2,
+            "trainer__total_epochs": steps,
+        },
+    )
+
+
 TWO_RANKS = {"trainer__n_gpus_per_node": 2}
 PACKED = {"actor_rollout_ref__model__override_config__attn_implementation": "agl_fast_tree"}
 
@@ -277,6 +293,8 @@ RUNS = {
         lambda folder, steps: changed(tree(folder, steps), TWO_RANKS),
         verl_agents.count,
     ),
+    "partial": (partial(collected, mode="partial"), verl_agents.count),
+    "overlap": (partial(collected, mode="overlap"), verl_agents.count),
     "packed": (
         lambda folder, steps: changed(trajectory(folder, steps), PACKED),
         verl_agents.count,

@@ -215,6 +215,17 @@ class Recorder:
                 self._calls.pop(rollout_id, None)
         return sorted(known.values(), key=lambda recorded: recorded.sequence)
 
+    def oldest_version(self, rollout_id: str) -> int | None:
+        """The oldest policy version of a rollout's calls; None without one."""
+        with self._lock:
+            versions = [
+                recorded.call.policy_version
+                for calls in self._calls.get(rollout_id, {}).values()
+                for recorded in calls.values()
+                if recorded.call.policy_version is not None
+            ]
+        return min(versions, default=None)
+
     def last_call_at(self, rollout_id: str, attempt_id: str) -> float:
         """When the attempt's last call was finished, in seconds since the epoch; 0: it has none."""
         with self._lock:

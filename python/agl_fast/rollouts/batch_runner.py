@@ -6,6 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -187,3 +188,30 @@ class RunningBatch:
                 break
             take(self._finished[rollout_id])
             self._n_handed_out += 1
+
+
+@dataclass(frozen=True, eq=False)
+class CollectedStep:
+    """The rollouts of the groups that a step trains, as a batch that has finished.
+
+    Attributes:
+        finished: in the order in which their groups started.
+        counts: of rollouts that the store reported and that are unknown, by kind.
+        collection: `training/collection/*`, without the prefix.
+        is_last: there are no more samples.
+        enqueued_at: of its first rollout, in seconds since the epoch.
+    """
+
+    finished: list[FinishedRollout]
+    counts: dict[str, int]
+    collection: dict[str, float]
+    policy_version: int
+    rows: TrainingRows
+    is_last: bool
+    enqueued_at: float
+    running: tuple[str, ...] = ()
+    is_train: bool = True
+
+    @property
+    def rollout_ids(self) -> list[str]:
+        return [each.rollout_id for each in self.finished]

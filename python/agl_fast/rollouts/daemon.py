@@ -20,11 +20,13 @@ import agl_fast
 from agl_fast.proxy.answer_checks import ModelLimits
 from agl_fast.recording import RunRecorder
 from agl_fast.rollouts.batch_runner import (
+    CollectedStep,
     RunningBatch,
     require_json,
     rollout_requests,
     samples_of,
 )
+from agl_fast.rollouts.collecting import CollectsGroups
 from agl_fast.rollouts.daemon_settings import (
     check_arguments,
     model_entry,
@@ -46,7 +48,7 @@ from agl_fast.verl.supervision.loop_thread import LoopThread
 logger = logging.getLogger(__name__)
 
 
-class AgentModeDaemon:
+class AgentModeDaemon(CollectsGroups):
     """Run a trainer's samples through the agents and build rows from their calls.
 
     One training step, or one batch of a validation::
@@ -265,6 +267,7 @@ class AgentModeDaemon:
             ends.callback(self._stop_proxy)
             for batch in list(self._batches):
                 ends.callback(self.end_batch, batch)
+            ends.callback(self.end_collection)
             self.clear_data_and_server()
 
     def _stop_proxy(self) -> None:
@@ -329,11 +332,14 @@ class AgentModeDaemon:
         self, data: Mapping[str, Sequence[Any]], server_addresses: Sequence[str]
     ) -> list[dict[str, Any]]:
         samples = samples_of(data)
-        if self.store is not None and self.store.capabilities.get("zero_copy"):  # it is served
-            require_json(samples)
+        self._require_enqueueable(samples)
         if not server_addresses:
             raise ValueError("server_addresses is empty: there is nobody to answer the agents")
         return samples
+
+    def _require_enqueueable(self, samples: list[dict[str, Any]]) -> None:
+        if self.store is not None and self.store.capabilities.get("zero_copy"):  # it is served
+            require_json(samples)
 
     def _begin_batch(
         self,
@@ -354,12 +360,8 @@ class AgentModeDaemon:
         seconds = self.llm_timeout_seconds
         return RolloutConfig(timeout_seconds=seconds, unresponsive_seconds=seconds)
 
-    async def _set_up(
-        self,
-        samples: list[dict[str, Any]],
-        server_addresses: list[str],
-        rows: TrainingRows | None,
-    ) -> RunningBatch:
+    async def _use_servers(self, server_addresses: list[str]) -> None:
+        """Start the proxy in front of the servers."""
         if server_addresses != self._server_addresses:
             model = self.train_information["model"]
             served = self.train_information.get("served_model", model)
@@ -369,14 +371,16 @@ class AgentModeDaemon:
         if not self.llm_proxy.is_running():
             await self.llm_proxy.start()
             self._started_proxy = True
-        phase: Literal["train", "val"] = "val" if rows is None else "train"
+
+    async def _enqueue(
+        self, samples: list[dict[str, Any]], phase: Literal["train", "val"]
+    ) -> tuple[list[Any], dict[str, dict[str, Any]]]:
+        """Enqueue the rollouts of samples; the store's rollouts, and the input of each."""
         policy, version = self._policies[phase], self.policy_version
-        trains = rows is not None or any(each.is_train for each in self._batches)
-        self._proxy_counts.begin(is_train=trains)
         resources_id = await self._source.set_up(
             self.train_information["model"], policy.temperature, version
         )
-        n = 1 if rows is None else self.train_rollout_n
+        n = self.train_rollout_n if phase == "train" else 1
         requests = rollout_requests(samples, n, phase, resources_id, self.rollout_config())
         self.llm_proxy.resume()
         with self.llm_proxy.announcing():
@@ -385,23 +389,35 @@ class AgentModeDaemon:
             rollouts = await self._source.enqueue(requests)
             if self.store is not None:
                 self.llm_proxy.announce([each.rollout_id for each in rollouts], phase, policy)
-        seconds = self.rollout_deadline_seconds or self.llm_timeout_seconds
+        inputs = {
+            rollout.rollout_id: request.input
+            for rollout, request in zip(rollouts, requests, strict=True)
+        }
+        return rollouts, inputs
+
+    async def _set_up(
+        self,
+        samples: list[dict[str, Any]],
+        server_addresses: list[str],
+        rows: TrainingRows | None,
+    ) -> RunningBatch:
+        await self._use_servers(server_addresses)
+        trains = rows is not None or self._collector is not None
+        self._proxy_counts.begin(is_train=trains or any(each.is_train for each in self._batches))
+        version = self.policy_version
+        rollouts, inputs = await self._enqueue(samples, "val" if rows is None else "train")
         return RunningBatch(
+            self._source, self._pending(rollouts), inputs, policy_version=version, rows=rows
+        )
+
+    def _pending(self, rollouts: Sequence[Any]) -> PendingRollouts:
+        return PendingRollouts(
             self._source,
-            PendingRollouts(
-                self._source,
-                rollouts,
-                self._stale,
-                seconds,
-                self.runner_silent_seconds,
-                self._first_runner,
-            ),
-            {
-                rollout.rollout_id: request.input
-                for rollout, request in zip(rollouts, requests, strict=True)
-            },
-            policy_version=version,
-            rows=rows,
+            rollouts,
+            self._stale,
+            self.rollout_deadline_seconds or self.llm_timeout_seconds,
+            self.runner_silent_seconds,
+            self._first_runner,
         )
 
     def run_until_all_finished(self, verbose: bool = True) -> None:
@@ -443,12 +459,15 @@ class AgentModeDaemon:
         ends ``run_until_all_finished``. Do not modify the calls: they are trained on.
         """
 
-    def _take(self, batch: RunningBatch, rollout: FinishedRollout) -> None:
-        if self.run_recorder is not None:
-            self.run_recorder.record(rollout, batch.policy_version, is_train=batch.is_train)
-        self.rollout_finished(rollout)
+    def _take(self, batch: RunningBatch | CollectedStep, rollout: FinishedRollout) -> None:
+        self._observe(rollout, batch.policy_version, is_train=batch.is_train)
         if batch.rows is not None:
             batch.rows.add(rollout)
+
+    def _observe(self, rollout: FinishedRollout, policy_version: int, *, is_train: bool) -> None:
+        if self.run_recorder is not None:
+            self.run_recorder.record(rollout, policy_version, is_train=is_train)
+        self.rollout_finished(rollout)
 
     def get_train_data_batch(
         self,
@@ -489,14 +508,17 @@ class AgentModeDaemon:
         max_response_length: int,
         device: torch.device | str | None,
         global_steps: int,
-        running: RunningBatch | None = None,
+        running: RunningBatch | CollectedStep | None = None,
     ) -> tuple[agl_fast.Batch, dict[str, Any]]:
         """``get_train_data_batch`` with an ``agl_fast.Batch`` in place of verl's DataProto.
 
         Args:
-            running: of `begin_batch`; None: the one of `set_up_data_and_server`.
+            running: of `begin_batch` or `collect_groups`; None: the last one of `collect_groups`,
+                or that of `set_up_data_and_server`.
         """
-        running = self._finished_batch(running, is_train=True)
+        running = running or self._collected
+        if not isinstance(running, CollectedStep):
+            running = self._finished_batch(running, is_train=True)
         assert running.rows is not None
         self._end_requests(running)
         if notice := self.failures.add(running.finished):
@@ -508,7 +530,11 @@ class AgentModeDaemon:
             time.time() - running.enqueued_at,
             self.run_recorder.counts if self.run_recorder is not None else {},
         )
-        metrics |= self._concurrency_metrics(running.finished)
+        if isinstance(running, CollectedStep):
+            names = running.collection.items()
+            metrics |= {f"training/collection/{name}": value for name, value in names}
+        else:
+            metrics |= self._concurrency_metrics(running.finished)
         try:
             batch = running.rows.build(max_prompt_length, max_response_length, device, global_steps)
         except agl_fast.EmptyBatchError as error:
@@ -576,14 +602,14 @@ class AgentModeDaemon:
             finally:
                 self._batches.remove(batch)
 
-    def _end_requests(self, batch: RunningBatch) -> None:
+    def _end_requests(self, batch: RunningBatch | CollectedStep) -> None:
         if self._loop is not None:
             limit = self._deadlines.cancel
             self._loop.run(self._close(batch), what="aborting requests", limit=limit)
 
-    async def _close(self, batch: RunningBatch) -> None:
+    async def _close(self, batch: RunningBatch | CollectedStep) -> None:
         self.llm_proxy.refuse(batch.rollout_ids)
-        if self._batches == [batch]:
+        if self._batches == [batch] and self._collector is None:
             await self.llm_proxy.pause()
         await self.llm_proxy.close(batch.rollout_ids)
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -118,8 +118,21 @@ class PendingRollouts:
     def rollout_ids(self) -> list[str]:
         return list(self._queued_at)
 
-    async def next_ends(self) -> list[RolloutEnd]:
+    def add(self, rollouts: Sequence[Any]) -> None:
+        """Wait for further rollouts, too."""
+        self._queued_at |= {each.rollout_id: each.start_time for each in rollouts}
+        self._moved_at = time.monotonic()
+
+    def forget(self, rollout_ids: Iterable[str]) -> None:
+        """Do not wait for these rollouts any more."""
+        for rollout_id in self._queued_at.keys() & set(rollout_ids):
+            self._take(rollout_id, "cancelled", None)
+
+    async def next_ends(self, wake: asyncio.Event | None = None) -> list[RolloutEnd]:
         """Wait until at least one rollout has ended.
+
+        Args:
+            wake: set: do not wait any longer, and return an empty list.
 
         Raises:
             TimeoutError: no runner takes the remaining rollouts.
@@ -133,6 +146,8 @@ class PendingRollouts:
                 self._first_runner.seen = True
                 self._moved_at = time.monotonic()
                 return finished
+            if wake is not None and wake.is_set():
+                return []
             # Poll a slow store no faster than it answers.
             await asyncio.sleep(max(pause, time.monotonic() - begin))
             pause = min(2 * pause, _LONGEST_PAUSE)

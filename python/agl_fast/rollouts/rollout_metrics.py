@@ -13,6 +13,8 @@ from agl_fast.proxy import Recorder
 from agl_fast.rollouts.finished import FinishedRollout
 from agl_fast.rows.row_metrics import finish_reason_shares
 
+# Why complete groups of asynchronous collection are not trained.
+SET_ASIDE = ("no_reward_variance", "stale")
 # Always logged, so that their curves begin at 0.
 _COUNTED = (
     "skipped_rollouts",
@@ -20,7 +22,7 @@ _COUNTED = (
     *(
         f"skipped_{what}/{reason}"
         for what in ("rollouts", "tokens")
-        for reason in ("failed", "no_trainable_call", "rollout_hook")
+        for reason in ("failed", "no_trainable_call", "rollout_hook", *SET_ASIDE)
     ),
     "stale_rollouts",
     "unknown_rollouts",

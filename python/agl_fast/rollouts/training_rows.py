@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 # Column of a batch that the audit reads.
 BENT_CALLS = "bent_calls_list"
+# Column of a batch whose calls have several policy versions.
+CALL_VERSIONS = "call_policy_versions_list"
 # Mismatches per step whose text is decoded to determine the cause.
 _DECODED_A_STEP = 64
 _OF_LIMITS = ("overlong_prompt", "overlong_call", "truncated_rollout")
@@ -113,6 +115,11 @@ class TrainingRows:
         if self._builder is not None:
             self._builder.add_many(kept)
         self._kept += kept
+
+    def set_aside(self, rollouts: Sequence[agl_fast.Rollout], reason: str) -> None:
+        """Count rollouts that are not trained."""
+        n_tokens = sum(map(n_sampled_tokens, rollouts))
+        self._count_skipped(reason, rollouts=len(rollouts), tokens=n_tokens)
 
     def _count_skipped(self, reason: str, *, rollouts: int, tokens: int) -> None:
         for name, count in (("skipped_rollouts", rollouts), ("skipped_tokens", tokens)):
@@ -232,7 +239,7 @@ class TrainingRows:
 
 def policy_version_columns(
     rollouts: Sequence[agl_fast.Rollout], batch: agl_fast.Batch
-) -> dict[str, NDArray[np.int64]]:
+) -> dict[str, NDArray[Any]]:
     """The oldest and the newest policy version that sampled each row's tokens.
 
     Args:
@@ -241,7 +248,9 @@ def policy_version_columns(
 
     Returns:
         `policy_version_min_list` and `policy_version_max_list`, (B,) int64; -1 in both if the
-        version of one of the row's calls is unknown.
+        version of one of the row's calls is unknown. If versions differ, also
+        `call_policy_versions_list`, (B,) objects: the version of each call of the row's rollout,
+        (calls,) int64.
     """
     of_calls = {
         rollout.rollout_id: np.array(
@@ -253,13 +262,18 @@ def policy_version_columns(
     versions = np.unique(np.concatenate(list(of_calls.values())))
     oldest = np.full(len(batch), versions[0], dtype=np.int64)
     newest = oldest.copy()
-    if len(versions) > 1:  # not in synchronous collection
+    if len(versions) > 1:  # asynchronous collection
         calls, mask = (batch.tensors[name].cpu() for name in ("call_index", "response_mask"))
         for row, rollout_id in enumerate(batch.columns["rollout_id_list"]):
             of_row = of_calls[rollout_id][torch.unique(calls[row][mask[row] != 0]).numpy()]
             oldest[row] = of_row.min()
             newest[row] = -1 if oldest[row] == -1 else of_row.max()
-    return {"policy_version_min_list": oldest, "policy_version_max_list": newest}
+    columns = {"policy_version_min_list": oldest, "policy_version_max_list": newest}
+    if len(versions) > 1:
+        columns[CALL_VERSIONS] = np.empty(len(batch), dtype=object)
+        for row, rollout_id in enumerate(batch.columns["rollout_id_list"]):
+            columns[CALL_VERSIONS][row] = of_calls[rollout_id]
+    return columns
 
 
 def bent_calls(

@@ -153,6 +153,7 @@ def audit(
     scope: Scope,
     bent: torch.Tensor | None = None,
     bent_by: tuple[str, ...] = (),
+    is_current: torch.Tensor | None = None,
 ) -> Audit:
     """Compare the log-probs of the trained tokens.
 
@@ -163,11 +164,15 @@ def audit(
         scope: the distribution of the servers' log-probs.
         bent: (B, R) bool, tokens of calls that changed the sampling distribution; None: no token.
         bent_by: names of the parameters that changed it.
+        is_current: (B, R) bool, tokens that the actor's own policy version sampled; older ones are
+            not compared. None: all tokens.
     """
     if rollout_log_probs is None:
         return Audit(Gap(), metrics={"training/audit/n_tokens": 0})
     trained = response_mask.bool()
     compared = trained & has_rollout_log_probs[:, None]
+    if is_current is not None:
+        compared &= is_current
     apart = compared & bent if bent is not None else torch.zeros_like(compared)
     plain = compared & ~apart
     untrained_before = torch.ones_like(trained)

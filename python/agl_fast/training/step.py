@@ -25,6 +25,7 @@ from agl_fast.training.rollout_correction import bypasses, correct
 from agl_fast.training.rollout_correction import (
     require_supported as require_supported_correction,
 )
+from agl_fast.training.staleness import staleness_metrics, token_versions
 from agl_fast.training.step_metrics import (
     configured_widths,
     data_metrics,
@@ -81,6 +82,7 @@ def ppo_step(
     kl_controller: KlController | None = None,
     update_actor: bool = True,
     policy_audit: PolicyAudit | None = None,
+    policy_version: int | None = None,
 ) -> PpoStep:
     """Log-probs, advantages, critic and actor update.
 
@@ -96,6 +98,8 @@ def ppo_step(
         kl_controller: verl's, required with `algorithm.use_kl_in_reward`.
         update_actor: False during the critic's warm-up.
         policy_audit: the run's audit, which compares this step with earlier ones; None: a new one.
+        policy_version: of the actor before the update, if rollouts may be stale. The audit then
+            compares tokens of this version only. None: nothing is stale.
 
     Raises:
         PolicyMismatchError: the servers sample with other weights than the actor's.
@@ -116,7 +120,9 @@ def ppo_step(
         require_tree_workers(workers)
     rows.tensors["sampled"] = rows.response_mask  # rollout correction may change the latter
     audits = policy_audit or PolicyAudit(scope_of(config))
-    metrics |= _infer(rows, workers, config, seconds, audits)
+    if policy_version is not None:
+        metrics |= staleness_metrics(rows, policy_version)
+    metrics |= _infer(rows, workers, config, seconds, audits, policy_version)
     with timed("adv", seconds):
         metrics |= _estimate(rows, config, kl_controller)
     if not rows.response_mask.any():
@@ -216,13 +222,14 @@ def _infer(
     config: DictConfig,
     seconds: dict[str, float],
     policy_audit: PolicyAudit,
+    policy_version: int | None,
 ) -> dict[str, float]:
     """Add old_log_probs, ref_log_prob and values to the rows."""
     metrics: dict[str, float] = {}
     if bypasses(rows, config):
         rows.tensors["old_log_probs"] = rows.on_trained(rows.tensors["rollout_log_probs"])
     else:
-        metrics |= _infer_policy(rows, workers, config, seconds, policy_audit)
+        metrics |= _infer_policy(rows, workers, config, seconds, policy_audit, policy_version)
     if workers.reference is not None:
         with timed("ref", seconds):
             _add_trained(rows, work.reference_log_probs(rows, workers, config))
@@ -243,6 +250,7 @@ def _infer_policy(
     config: DictConfig,
     seconds: dict[str, float],
     policy_audit: PolicyAudit,
+    policy_version: int | None,
 ) -> dict[str, float]:
     """Add old_log_probs to the rows, and audit them."""
     actor = config.actor_rollout_ref.actor
@@ -261,6 +269,9 @@ def _infer_policy(
     }
     _add_trained(rows, policy)
     bent, bent_by = bent_tokens(rows.columns, rows.call_index)
+    is_current = None
+    if policy_version is not None and (versions := token_versions(rows)) is not None:
+        is_current = versions.eq(policy_version)
     comparison = audit(
         rows.tensors.get("rollout_log_probs"),
         rows.tensors["old_log_probs"],
@@ -269,6 +280,7 @@ def _infer_policy(
         scope=policy_audit.scope,
         bent=bent,
         bent_by=bent_by,
+        is_current=is_current,
     )
     policy_audit.judge(comparison)
     return metrics | comparison.metrics

@@ -8,15 +8,18 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 from verl import DataProto
+from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils.tracking import Tracking
@@ -29,11 +32,13 @@ from agl_fast.training.checkpoints import (
     point_to_loadable_checkpoint,
     remove_lock,
 )
+from agl_fast.training.collection import Collection, SamplesExhaustedError, collects
 from agl_fast.training.credit import credit_assignment
 from agl_fast.training.datasets import columns_of, repeated
 from agl_fast.training.policy_audit import PolicyAudit
 from agl_fast.training.run_recording import padding_token_id, run_recorder, token_summary
 from agl_fast.training.run_summary import EmptySteps, closing_lines, note_worst_audit
+from agl_fast.training.sample_stream import SampleStream
 from agl_fast.training.step import PpoStep, ppo_step, step_without_rows, timed
 from agl_fast.training.step_metrics import configured_widths
 from agl_fast.training.step_rows import Rows
@@ -69,6 +74,8 @@ class AgentLightningTrainer(RayPPOTrainer):
     # Not saved in checkpoints: after a resume, the first step is the baseline again.
     policy_audit: PolicyAudit | None = None
     model_limits: ModelLimits | None = None
+    # While groups are collected one by one.
+    collection: Collection | None = None
 
     def __init__(
         self,
@@ -97,6 +104,12 @@ class AgentLightningTrainer(RayPPOTrainer):
         )
         self.global_steps = 0
         self.synced_steps = 0
+
+    def init_workers(self) -> None:
+        """Start the workers, and the servers: with `collection.mode=overlap` on their own GPUs."""
+        rollout = self.config.actor_rollout_ref.rollout
+        with standalone_servers() if rollout.nnodes > 0 else nullcontext():
+            super().init_workers()
 
     def fit(self) -> None:
         """Train until the last step, or only validate (`trainer.val_only`).
@@ -150,6 +163,8 @@ class AgentLightningTrainer(RayPPOTrainer):
         super()._load_checkpoint()
 
     def _save_checkpoint(self) -> None:
+        if self.collection is not None:
+            self.collection.save(self._checkpoint_folder())
         super()._save_checkpoint()
         folder = self.config.trainer.default_local_dir
         remove_lock(os.path.join(folder, f"global_step_{self.global_steps}"))
@@ -162,26 +177,75 @@ class AgentLightningTrainer(RayPPOTrainer):
             self.tracking.log(data=metrics, step=self.global_steps)
         if trainer.val_only:
             return
-        first_epoch = self.global_steps // len(self.train_dataloader)
         with tqdm(
             total=self.total_training_steps, initial=self.global_steps, desc="Training Progress"
         ) as progress:
-            for epoch in range(first_epoch, trainer.total_epochs):
-                for columns in self.train_dataloader:
-                    if self.global_steps >= self.total_training_steps:
-                        return
-                    self.global_steps += 1
-                    metrics = self._train_step(columns)
-                    self.token_summary.add(metrics)
-                    note_worst_audit(self.worst_audit, metrics)
-                    metrics |= {
-                        "training/global_step": self.global_steps,
-                        "training/epoch": epoch,
-                    }
-                    self.tracking.log(data=metrics, step=self.global_steps)
-                    progress.update(1)
+            for metrics in self._collected_steps() if collects(self.config) else self._steps():
+                self.token_summary.add(metrics)
+                note_worst_audit(self.worst_audit, metrics)
+                metrics["training/global_step"] = self.global_steps
+                self.tracking.log(data=metrics, step=self.global_steps)
+                progress.update(1)
 
-    def _train_step(self, columns: dict[str, NDArray[Any]]) -> dict[str, float]:
+    def _steps(self) -> Iterator[dict[str, float]]:
+        """Train one batch of samples after another; yields the metrics of each step."""
+        first_epoch = self.global_steps // len(self.train_dataloader)
+        for epoch in range(first_epoch, self.config.trainer.total_epochs):
+            for columns in self.train_dataloader:
+                if self.global_steps >= self.total_training_steps:
+                    return
+                self.global_steps += 1
+                metrics = self._train_step(columns)
+                yield {**metrics, "training/epoch": epoch}
+
+    def _collected_steps(self) -> Iterator[dict[str, float]]:
+        """Train groups as they are collected; yields the metrics of each step."""
+        stream = self._sample_stream()
+        self.collection = Collection(
+            self.agent_mode_daemon, self.config, stream, self._put_servers_to_sleep
+        )
+        addresses = self.llm_server_manager.get_addresses()
+        self.agent_mode_daemon.policy_version = self.synced_steps
+        self.collection.begin(addresses, self.total_training_steps - self.global_steps)
+        try:
+            while self.global_steps < self.total_training_steps:
+                self.global_steps += 1
+                try:
+                    metrics = self._train_step(None)
+                except SamplesExhaustedError:
+                    self.global_steps -= 1
+                    logger.warning(
+                        "All samples are used up after step %d of %d.",
+                        self.global_steps,
+                        self.total_training_steps,
+                    )
+                    return
+                yield {**metrics, "training/epoch": stream.epoch}
+        finally:
+            self.collection.end()
+            self.collection = None
+
+    def _sample_stream(self) -> SampleStream:
+        """The stream that continues the loaded checkpoint."""
+        trainer = self.config.trainer
+        folder = self._checkpoint_folder() if self.global_steps else None
+        epoch = self.global_steps // len(self.train_dataloader)
+        return SampleStream.resumed(self.train_dataloader, trainer.total_epochs, folder, epoch)
+
+    def _checkpoint_folder(self) -> Path:
+        """The folder of this step's checkpoint."""
+        trainer = self.config.trainer
+        root = trainer.default_local_dir
+        if trainer.resume_mode == "resume_path" and self.collection is None:
+            return Path(trainer.resume_from_path)
+        return Path(root) / f"global_step_{self.global_steps}"
+
+    def _train_step(self, columns: dict[str, NDArray[Any]] | None) -> dict[str, float]:
+        """Train one step.
+
+        Args:
+            columns: the samples; None: those of the groups that are collected.
+        """
         trainer = self.config.trainer
         is_last = self.global_steps >= self.total_training_steps
         seconds: dict[str, float] = {}
@@ -197,7 +261,7 @@ class AgentLightningTrainer(RayPPOTrainer):
                     watched("saving the checkpoint", self.deadlines().checkpoint),
                 ):
                     self._save_checkpoint()
-            with timed("update_weights", seconds):
+            with timed("update_weights", seconds), self._calls_held():
                 self.sync_weights()
         if (
             self.validates
@@ -213,17 +277,24 @@ class AgentLightningTrainer(RayPPOTrainer):
         return metrics | step.metrics | self._timing_metrics(step.rows, seconds)
 
     def _sample_and_learn(
-        self, columns: dict[str, NDArray[Any]], seconds: dict[str, float], *, is_last: bool
+        self, columns: dict[str, NDArray[Any]] | None, seconds: dict[str, float], *, is_last: bool
     ) -> tuple[PpoStep, dict[str, float]]:
         with timed("gen", seconds):
             try:
-                batch, metrics = self.sample(columns)
+                if self.collection is not None:
+                    self.servers_alive.begin()
+                    n_rollouts = self.collection.collect()
+                    batch, metrics = self._batch()
+                else:
+                    assert columns is not None
+                    batch, metrics = self.sample(columns)
+                    n_rollouts = self._n_rollouts(columns)
             except agl_fast.EmptyBatchError as empty:
                 return step_without_rows(empty), dict(empty.metrics)
         profiled_steps = self.config.global_profiler.steps or ()
         is_profiled = self.global_steps in profiled_steps
         self._start_profiling(is_profiled)
-        step = self.learn(batch, n_rollouts=self._n_rollouts(columns))
+        step = self.learn(batch, n_rollouts=n_rollouts)
         self._stop_profiling(
             is_profiled,
             run_command=is_last or self.global_steps == max(profiled_steps, default=0),
@@ -270,8 +341,17 @@ class AgentLightningTrainer(RayPPOTrainer):
         )
         return batch, metrics
 
+    def _calls_held(self) -> AbstractContextManager[None]:
+        """Hold the calls of rollouts that go on across a weight sync."""
+        if self.collection is None:
+            return nullcontext()
+        return self.collection.syncing(self.global_steps)
+
     def _end_sampling(self) -> None:
         self.agent_mode_daemon.clear_data_and_server()
+        self._put_servers_to_sleep()
+
+    def _put_servers_to_sleep(self) -> None:
         self.servers_alive.begin()
         with watched("putting the servers to sleep", self.deadlines().sleep, self.servers_alive):
             self.checkpoint_manager.sleep_replicas()
@@ -291,6 +371,7 @@ class AgentLightningTrainer(RayPPOTrainer):
                 kl_controller=getattr(self, "kl_ctrl_in_reward", None),
                 update_actor=self.global_steps >= self.config.trainer.critic_warmup,
                 policy_audit=self.policy_audit,
+                policy_version=self.synced_steps if self.collection is not None else None,
             )
 
     def worker_groups(self) -> WorkerGroups:
@@ -461,6 +542,29 @@ class AgentLightningTrainer(RayPPOTrainer):
             metrics["timing_per_token_ms/gen"] = seconds["gen"] * 1000 / n_sampled
         metrics.update(compute_throughout_metrics(of_verl, timing_raw=seconds, n_gpus=n_gpus))
         return metrics
+
+
+@contextmanager
+def standalone_servers() -> Iterator[None]:
+    """Let verl start its servers on a resource pool of their own, `rollout.nnodes` machines.
+
+    Monkeypatch of `verl.trainer.ppo.ray_trainer.LLMServerManager` (verl 0.9.1), which
+    `RayPPOTrainer.init_workers` always creates on the actor's worker group, although the class can
+    start standalone replicas. Obsolete with the first verl whose trainer passes the choice on. Not
+    run on GPUs yet.
+    """
+
+    class Standalone(ray_trainer.LLMServerManager):
+        @classmethod
+        def create(cls, config: DictConfig, **_: Any) -> Any:
+            return super().create(config=config)
+
+    original = ray_trainer.LLMServerManager
+    ray_trainer.LLMServerManager = Standalone
+    try:
+        yield
+    finally:
+        ray_trainer.LLMServerManager = original
 
 
 def _accepted_keywords(daemon_cls: type[Any], keywords: dict[str, Any]) -> dict[str, Any]:

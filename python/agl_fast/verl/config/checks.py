@@ -23,6 +23,7 @@ from agl_fast.training.credit import load_hook
 from agl_fast.training.losses.policy_losses import OF_ROLLOUTS, REFUSED
 from agl_fast.training.losses.units import Aggregation
 from agl_fast.verl.addresses import is_loopback
+from agl_fast.verl.config.collection import check_collection
 from agl_fast.verl.config.key_checks import check_value
 from agl_fast.verl.config.schema import (
     Count,
@@ -453,6 +454,7 @@ CHECKS: tuple[Check, ...] = (
     check_checkpoints,
     check_loggers,
     check_batches,
+    check_collection,
     check_max_model_len,
     check_credit,
     check_tree_rows,

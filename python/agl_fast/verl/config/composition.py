@@ -20,6 +20,7 @@ from agl_fast.verl.config.attention_choice import (
 )
 from agl_fast.verl.config.batch_limits import fill_in_batches, fit_micro_batches
 from agl_fast.verl.config.checks import CHECKS, needs_reference, run_checks
+from agl_fast.verl.config.collection import fill_in_collection
 from agl_fast.verl.config.defaults import (
     fill_in_cpu,
     fill_in_critic,
@@ -164,6 +165,7 @@ def _filled_in(flat: Mapping[str, Any], device: str) -> tuple[DictConfig, list[s
     lines = [USE_V1_LINE]
     lines += fill_in_critic(config, flat.keys())
     lines += fill_in_lora(config, flat.keys())
+    lines += fill_in_collection(config, flat.keys())
     lines += fill_in_batches(config, flat.keys())
     lines += choose_attention(config, flat.keys(), device)
     lines += fit_micro_batches(config, flat.keys())

@@ -210,6 +210,31 @@ class ProxyKeys(Keys):
     """maximum number of open connections of agents; above: 503"""
 
 
+class CollectionKeys(Keys):
+    """Collection of rollouts."""
+
+    mode: Literal["sync", "partial", "overlap"] = "sync"
+    """`sync`: a step waits for all of its rollouts, and nothing is stale; `partial`: servers and
+    trainer share devices, a step trains the first complete groups, and the others go on after the
+    update; `overlap`: servers have devices of their own, and agents go on during the update"""
+
+    oversample: Annotated[float, Field(ge=1, allow_inf_nan=False), Range("at least 1")] = 2.0
+    """samples in flight, as a multiple of `data.train_batch_size`; at most `max_staleness` + 1"""
+
+    max_staleness: NonNegativeCount = 2
+    """maximum number of policy versions between the oldest call of a rollout and the update that
+    trains it; samples start only as far as it can be kept"""
+
+    on_stale: Literal["train", "drop"] = "train"
+    """for a group that is still running when it could not be trained later: `train`: the step waits
+    for it; `drop`: it is cancelled and counted, and long rollouts are trained less often than short
+    ones"""
+
+    drain_seconds: NonNegative = 5.0
+    """time in which calls in flight may finish before the weights change; the proxy aborts the rest
+    and repeats them afterwards"""
+
+
 class TraceAggregatorKeys(Keys):
     """Row keys."""
 
@@ -261,6 +286,9 @@ class AgentLightningKeys(LearningKeys, RolloutKeys):
     proxy: ProxyKeys = ProxyKeys()
     """the OpenAI-compatible server that agents call, in front of the vLLM servers"""
 
+    collection: CollectionKeys = CollectionKeys()
+    """when rollouts start, and when they are trained ([Collection](collection.md))"""
+
     trace_aggregator: TraceAggregatorKeys = TraceAggregatorKeys()
     """how calls become rows"""
 
@@ -271,5 +299,6 @@ TABLES: dict[str, tuple[type[Keys], str]] = {
     "learning": (LearningKeys, GROUP),
     "deadlines": (DeadlineKeys, f"{GROUP}.deadlines"),
     "proxy": (ProxyKeys, f"{GROUP}.proxy"),
+    "collection": (CollectionKeys, f"{GROUP}.collection"),
     "rows": (TraceAggregatorKeys, f"{GROUP}.trace_aggregator"),
 }
