@@ -184,7 +184,7 @@ def test_a_server_that_dies_in_the_drain_loses_nothing(proxy, agents, stream):
 def test_the_only_server_is_asked_again_after_a_failure_in_the_drain(fake, proxy, agents):
     def breaks_off(request: Any) -> Answer:
         fake.respond = lambda request: Answer()
-        return Answer(delay=0.2, hang_up="midway")
+        return Answer(delay=1.5, hang_up="midway")  # after the gate has closed
 
     fake.respond = breaks_off
     answer = agents.submit(ask, proxy)

@@ -169,7 +169,7 @@ def serve_store(port: int) -> None:
 
 def join(options: Options, arguments: list[str]) -> int:
     """`python -m agl_fast join` with a script of the run's agent."""
-    from agl_fast.commands import join as command
+    from agl_fast.__main__ import main as command
 
     script = options.folder / f"{options.label}_agent.py"
     script.write_text(
@@ -181,7 +181,7 @@ def join(options: Options, arguments: list[str]) -> int:
         "process_runs.say('after fit')\n"
     )
     sys.path.insert(0, "")  # the command puts the script's folder in the place of the first one
-    return command.main([f"--port={options.port}", "--host=127.0.0.1", *arguments, str(script)])
+    return command(["join", f"--port={options.port}", "--host=127.0.0.1", *arguments, str(script)])
 
 
 def say(line: str) -> None:

@@ -389,7 +389,8 @@ def check_limits(config: DictConfig) -> list[str]:
         )
     rows = config.agentlightning.trace_aggregator
     total, prompt = rows.trajectory_max_total_length, rows.trajectory_max_prompt_length
-    if rows.level == "trajectory" and total is not None and total <= prompt:
+    has_total_limit = "max_total_length" in Level.of(rows.level).keys
+    if has_total_limit and total is not None and total <= prompt:
         lines.append(
             f"{ROWS}.trajectory_max_total_length={total}: a prompt of "
             f"{ROWS}.trajectory_max_prompt_length={prompt} tokens leaves no room for an answer"
