@@ -56,7 +56,7 @@ def test_a_resumed_run_trains_what_was_not_trained(tmp_path, n_workers, n_drawn)
     is_trained = random.random(n_drawn) < 0.6
     trained = [sample for sample, done in zip(before, is_trained, strict=True) if done]
     in_flight = [sample for sample, done in zip(before, is_trained, strict=True) if not done]
-    stream.save(tmp_path, lambda: in_flight)
+    stream.save(tmp_path, in_flight)
     drawn(stream, 5)  # after the checkpoint, and lost when the run is killed
 
     resumed = SampleStream.resumed(loader(n_workers), EPOCHS, tmp_path, epoch=0)

@@ -97,7 +97,7 @@ class CollectsGroups(ABC):
         self._collector = Collector(
             self._source,
             self._pending(()),
-            start=self._start_group,
+            start=self._start_groups,
             schedule=schedule,
             draws=draws,
             oldest_version=self.llm_proxy.recorder.oldest_version,
@@ -117,11 +117,11 @@ class CollectsGroups(ABC):
         self._proxy_counts.begin(is_train=True)
         await collector.begin(self.policy_version, n_steps)
 
-    async def _start_group(
-        self, sample: dict[str, Any]
+    async def _start_groups(
+        self, samples: list[dict[str, Any]]
     ) -> tuple[list[Any], dict[str, dict[str, Any]]]:
-        self._require_enqueueable([sample])
-        return await self._enqueue([sample], "train")
+        self._require_enqueueable(samples)
+        return await self._enqueue(samples, "train")
 
     def _has_reward_variance(self, group: Group) -> bool:
         trained = [rollout_for_training(each, self.failed_rollouts) for each in group.rollouts]
@@ -188,11 +188,12 @@ class CollectsGroups(ABC):
         if self._collector is not None:
             await self._collector.updated(policy_version)
 
-    def samples_in_flight(self) -> list[dict[str, Any]]:
-        """Samples whose groups no step has taken, in the order of starting."""
-        if self._collector is None:
-            return []
-        return [group.sample for group in self._collector.in_flight]
+    def look_at_samples(self, look: Callable[[list[dict[str, Any]]], None]) -> None:
+        """Call `look` on the daemon's thread, with the samples in flight, while none is drawn."""
+        if self._collector is None or self._loop is None:
+            raise RuntimeError("no rollouts are collected: call begin_collection")
+        limit = self._deadlines.checkpoint
+        self._loop.run(self._collector.look(look), what="saving the samples", limit=limit)
 
     def end_collection(self) -> None:
         """Cancel the rollouts in flight."""

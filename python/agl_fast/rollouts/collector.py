@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Literal, Protocol
 
 from agl_fast.rollouts.finished import FinishedRollout
@@ -78,8 +79,8 @@ class Collector:
     Args:
         source: of the daemon.
         pending: without rollouts.
-        start: enqueues one sample's rollouts and announces them; returns the store's rollouts and
-            the input of each.
+        start: enqueues the rollouts of samples and announces them; returns the store's rollouts
+            and the input of each, in the order of the samples.
         schedule: limits of groups in flight.
         draws: the samples.
         oldest_version: of a rollout's calls so far; None: it has made none.
@@ -95,7 +96,7 @@ class Collector:
         source: Source,
         pending: PendingRollouts,
         *,
-        start: Callable[[Sample], Awaitable[tuple[Sequence[Any], dict[str, Sample]]]],
+        start: Callable[[list[Sample]], Awaitable[tuple[Sequence[Any], dict[str, Sample]]]],
         schedule: GroupSchedule,
         draws: Draws,
         oldest_version: Callable[[str], int | None],
@@ -120,6 +121,7 @@ class Collector:
         self._has_samples = True
         self._group_of: dict[str, Group] = {}
         self._in_flight: list[Group] = []
+        self._starting: list[Sample] = []  # drawn, and not in flight before they are enqueued
         self._set_aside: dict[str, list[Group]] = {}
         self._changed = asyncio.Condition()
         self._may_start = asyncio.Event()
@@ -129,6 +131,15 @@ class Collector:
     def in_flight(self) -> list[Group]:
         """Groups that no step has taken, in the order of starting."""
         return list(self._in_flight)
+
+    async def look(self, look: Callable[[list[Sample]], None]) -> None:
+        """Call `look` while nothing is drawn.
+
+        Args:
+            look: gets the samples that were drawn and that no step has taken, in the order of
+                drawing.
+        """
+        look([*(group.sample for group in self._in_flight), *self._starting])
 
     @property
     def unknown_rollouts(self) -> dict[str, int]:
@@ -251,11 +262,16 @@ class Collector:
             if sample is None:
                 self._has_samples = False
                 break
-            rollouts, inputs = await self._start(sample)
-            group = Group(self._n_started, sample, inputs)
-            self._n_started += 1
-            self._in_flight.append(group)
-            self._group_of |= dict.fromkeys(inputs, group)
+            self._starting.append(sample)
+        if self._starting:
+            rollouts, inputs = await self._start(self._starting)
+            by_group = groupby(inputs.items(), key=lambda item: item[1]["data_id"])
+            for sample, (_, of_sample) in zip(self._starting, by_group, strict=True):
+                group = Group(self._n_started, sample, dict(of_sample))
+                self._n_started += 1
+                self._in_flight.append(group)
+                self._group_of |= dict.fromkeys(group.inputs, group)
+            self._starting = []
             self._pending.add(rollouts)
         async with self._changed:
             self._changed.notify_all()

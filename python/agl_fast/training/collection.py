@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -116,7 +117,7 @@ class Collection:
 
     def save(self, checkpoint: Path) -> None:
         """Save which samples are in flight."""
-        self._stream.save(checkpoint, self._daemon.samples_in_flight)
+        self._daemon.look_at_samples(partial(self._stream.save, checkpoint))
 
     def end(self) -> None:
         """Cancel what is in flight."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from threading import RLock
 from typing import Any
 
 from agl_fast.rollouts.batch_runner import samples_of
@@ -17,10 +16,10 @@ FILE = "collection.pkl"
 class SampleStream:
     """Draw the samples of verl's data loader, epoch after epoch.
 
-    May be used by several threads.
+    Use it from one thread: while rollouts are collected, the daemon's.
 
     Args:
-        loader: yields batches, columns by name; iterated once per epoch. `saved` needs its
+        loader: yields batches, columns by name; iterated once per epoch. `save` needs its
             `state_dict`, as of torchdata's StatefulDataLoader.
         n_epochs: `trainer.total_epochs`.
         unfinished: samples that an earlier run drew and did not train, which come first.
@@ -43,37 +42,34 @@ class SampleStream:
         self._n_epochs = n_epochs
         self._drawn = deque(unfinished)
         self._batches: Iterator[Mapping[str, Any]] | None = None
-        self._lock = RLock()
 
     def draw(self) -> dict[str, Any] | None:
         """The next sample; None after the last one of the last epoch."""
-        with self._lock:
-            while not self._drawn:
-                if self.epoch >= self._n_epochs:
-                    return None
-                if self._batches is None:
-                    self._batches = iter(self._loader)
-                columns = next(self._batches, None)
-                if columns is None:
-                    self._batches = None
-                    self.epoch += 1
-                else:
-                    self._drawn.extend(samples_of(columns))
-            return self._drawn.popleft()
+        while not self._drawn:
+            if self.epoch >= self._n_epochs:
+                return None
+            if self._batches is None:
+                self._batches = iter(self._loader)
+            columns = next(self._batches, None)
+            if columns is None:
+                self._batches = None
+                self.epoch += 1
+            else:
+                self._drawn.extend(samples_of(columns))
+        return self._drawn.popleft()
 
-    def save(self, folder: Path, in_flight: Callable[[], Iterable[dict[str, Any]]]) -> None:
+    def save(self, folder: Path, in_flight: Iterable[dict[str, Any]]) -> None:
         """Save what is not trained yet, and the loader's position, as one state.
 
         Args:
             folder: of the checkpoint.
-            in_flight: returns the samples that were drawn and not trained, in the order of drawing.
+            in_flight: samples that were drawn and not trained, in the order of drawing.
         """
-        with self._lock:
-            state = {
-                "epoch": self.epoch,
-                "loader": self._loader.state_dict(),
-                "unfinished": [*in_flight(), *self._drawn],
-            }
+        state = {
+            "epoch": self.epoch,
+            "loader": self._loader.state_dict(),
+            "unfinished": [*in_flight, *self._drawn],
+        }
         folder.mkdir(parents=True, exist_ok=True)
         (folder / FILE).write_bytes(pickle.dumps(state))
 
