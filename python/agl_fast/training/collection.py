@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from agl_fast.rollouts import AgentModeDaemon
 from agl_fast.rollouts.group_schedule import GroupSchedule
 from agl_fast.training.sample_stream import SampleStream
+from agl_fast.verl.config.collection import is_asynchronous
 
 
 class SamplesExhaustedError(Exception):
@@ -24,9 +25,8 @@ def collects(config: DictConfig) -> bool:
     So are those of synchronous collection with `algorithm.filter_groups`, which replaces groups
     while a step waits.
     """
-    mode = OmegaConf.select(config, "agentlightning.collection.mode", default="sync")
     filters = OmegaConf.select(config, "algorithm.filter_groups.enable", default=False)
-    return bool(mode != "sync" or filters)
+    return is_asynchronous(config) or bool(filters)
 
 
 def schedule_of(config: DictConfig) -> GroupSchedule:
@@ -63,7 +63,6 @@ class Collection:
         self._sleep = sleep
         self._drain_seconds = config.agentlightning.collection.drain_seconds
         self._overlaps = config.agentlightning.collection.mode == "overlap"
-        self._is_held = False
 
     def begin(self, server_addresses: list[str], n_steps: int) -> None:
         """Start the first groups.
@@ -104,16 +103,15 @@ class Collection:
 
     @contextmanager
     def syncing(self, version: int) -> Iterator[None]:
-        """Hold the calls of agents while the block changes the servers' weights.
+        """Let no call reach the servers while the block changes their weights.
 
         Args:
             version: of the new weights.
         """
-        if not self._is_held:
+        if self._overlaps:  # otherwise held since `collect`
             self._hold()
         yield
         self._daemon.release(version)
-        self._is_held = False
 
     def save(self, checkpoint: Path) -> None:
         """Save which samples are in flight."""
@@ -125,5 +123,4 @@ class Collection:
 
     def _hold(self) -> None:
         self._daemon.hold(self._drain_seconds)
-        self._is_held = True
         self._sleep()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from agl_fast.verl.config.defaults import Defaults, fill_in
 
@@ -30,7 +30,7 @@ def fill_in_collection(config: DictConfig, user_keys: Collection[str]) -> list[s
 
 def is_asynchronous(config: DictConfig) -> bool:
     """Whether rollouts may be stale: `agentlightning.collection.mode` is not sync."""
-    return bool(config.agentlightning.collection.mode != "sync")
+    return bool(OmegaConf.select(config, f"{KEY}.mode", default="sync") != "sync")
 
 
 def check_collection(config: DictConfig) -> list[str]:
@@ -40,18 +40,7 @@ def check_collection(config: DictConfig) -> list[str]:
     filters = config.algorithm.get("filter_groups") or {}
     if filters.get("enable"):
         _check_filter_groups(config)
-    has_own_devices = mode == "overlap" and config.trainer.device != "cpu"
-    rollout = config.actor_rollout_ref.rollout
-    if not has_own_devices:
-        for name, value, expected in (
-            ("nnodes", rollout.nnodes, 0),
-            ("checkpoint_engine.backend", rollout.checkpoint_engine.backend, "naive"),
-        ):
-            if value != expected:
-                raise ValueError(
-                    f"{ROLLOUT}.{name}={value!r}: expected {expected!r} unless {KEY}.mode is "
-                    "'overlap' on GPUs, as the servers share the GPUs of the trainer"
-                )
+    _check_devices(config)
     if mode == "sync":
         return []
     for key, value, expected, is_wrong in (
@@ -83,20 +72,6 @@ def check_collection(config: DictConfig) -> list[str]:
             "after another",
             config.agentlightning.mode == "v0",
         ),
-        (
-            f"{ROLLOUT}.nnodes",
-            rollout.nnodes,
-            f"at least 1 with {KEY}.mode='overlap', as the servers need devices of their own "
-            f"({ROLLOUT}.nnodes × {ROLLOUT}.n_gpus_per_node); mode='partial' shares the trainer's",
-            has_own_devices and rollout.nnodes < 1,
-        ),
-        (
-            f"{ROLLOUT}.checkpoint_engine.backend",
-            rollout.checkpoint_engine.backend,
-            f"'nccl' or another engine between devices with {KEY}.mode='overlap': 'naive' updates "
-            "servers on the trainer's own devices",
-            has_own_devices and rollout.checkpoint_engine.backend == "naive",
-        ),
     ):
         if is_wrong:
             raise ValueError(f"{key}={value!r}: expected {expected}")
@@ -107,6 +82,34 @@ def check_collection(config: DictConfig) -> list[str]:
             "tokens count as training/collection/stale_tokens"
         )
     return lines
+
+
+def _check_devices(config: DictConfig) -> None:
+    """Servers have devices of their own with mode overlap on GPUs, and only then."""
+    rollout = config.actor_rollout_ref.rollout
+    nnodes, backend = rollout.nnodes, rollout.checkpoint_engine.backend
+    if config.agentlightning.collection.mode != "overlap" or config.trainer.device == "cpu":
+        for name, value, expected in (
+            ("nnodes", nnodes, 0),
+            ("checkpoint_engine.backend", backend, "naive"),
+        ):
+            if value != expected:
+                raise ValueError(
+                    f"{ROLLOUT}.{name}={value!r}: expected {expected!r} unless {KEY}.mode is "
+                    "'overlap' on GPUs, as the servers share the GPUs of the trainer"
+                )
+    elif nnodes < 1:
+        raise ValueError(
+            f"{ROLLOUT}.nnodes={nnodes!r}: expected at least 1 with {KEY}.mode='overlap', as the "
+            f"servers need devices of their own ({ROLLOUT}.nnodes × {ROLLOUT}.n_gpus_per_node); "
+            "mode='partial' shares the trainer's"
+        )
+    elif backend == "naive":
+        raise ValueError(
+            f"{ROLLOUT}.checkpoint_engine.backend={backend!r}: expected 'nccl' or another engine "
+            f"between devices with {KEY}.mode='overlap': 'naive' updates servers on the trainer's "
+            "own devices"
+        )
 
 
 def _check_filter_groups(config: DictConfig) -> None:
