@@ -199,7 +199,7 @@ class CollectedStep:
         counts: of rollouts that the store reported and that are unknown, by kind.
         collection: `training/collection/*`, without the prefix.
         is_last: there are no more samples.
-        enqueued_at: of its first rollout, in seconds since the epoch.
+        enqueued_at: when its first group started, in seconds since the epoch.
     """
 
     finished: list[FinishedRollout]
@@ -209,7 +209,6 @@ class CollectedStep:
     rows: TrainingRows
     is_last: bool
     enqueued_at: float
-    running: tuple[str, ...] = ()
     is_train: bool = True
 
     @property

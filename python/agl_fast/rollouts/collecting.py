@@ -144,7 +144,6 @@ class CollectsGroups(ABC):
         what = "waiting for groups of rollouts"
         collected = self._loop.run(collector.take(), what=what, meanwhile=self.check)
         finished = [each for group in collected.groups for each in group.rollouts]
-        now = time.time()
         step = CollectedStep(
             finished,
             collector.unknown_rollouts,
@@ -152,7 +151,7 @@ class CollectsGroups(ABC):
             self.policy_version,
             self._new_rows(),
             collected.is_last,
-            min((now - (each.seconds or 0.0) for each in finished), default=now),
+            min((group.started_at for group in collected.groups), default=time.time()),
         )
         for reason, groups in collected.set_aside.items():
             rollouts = [each for group in groups for each in group.rollouts]

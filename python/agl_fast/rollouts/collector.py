@@ -26,6 +26,7 @@ class Group:
         inputs: of each rollout id: the sample with its `data_id`.
         finished: by rollout id.
         version: policy version of its oldest call; None before the first call.
+        started_at: when it was enqueued, in seconds since the epoch.
         complete_at: when its last rollout ended, by `time.monotonic`; None before.
     """
 
@@ -34,6 +35,7 @@ class Group:
     inputs: dict[str, Sample]
     finished: dict[str, FinishedRollout] = field(default_factory=dict)
     version: int | None = None
+    started_at: float = field(default_factory=time.time)
     complete_at: float | None = None
 
     @property

@@ -79,7 +79,7 @@ def check_collection(config: DictConfig) -> list[str]:
     if settings.on_stale == "drop":
         lines.append(
             f"{KEY}.on_stale=drop: long rollouts are trained less often than short ones; their "
-            "tokens count as training/collection/stale_tokens"
+            "tokens count as training/skipped_tokens/stale"
         )
     return lines
 
