@@ -1,8 +1,8 @@
 """What the proxy needs to know of an inference engine.
 
-An engine is a module of this package with the names of `Engine`; `engine_named` finds it. What
-OpenAI's API says of requests and answers is the same for all engines and stands in the modules that
-use it; what is one engine's own stands in its module alone.
+An engine is a module of this package that implements `Engine`; `engine_named` finds it. An engine's
+module has only what differs between engines. What OpenAI's API defines is in the other modules of
+the proxy.
 """
 
 from __future__ import annotations

@@ -435,11 +435,11 @@ def has_text(part: bytes, choice: int) -> bool:
             continue
         if members.get("text"):
             return True
-        said = members.get("delta") or members.get("message")
-        told = members_of(said)
-        if told is None:
-            return bool(said)
-        return any(value for name, value in told.items() if name != "role")
+        message = members.get("delta") or members.get("message")
+        fields = members_of(message)
+        if fields is None:
+            return bool(message)
+        return any(value for name, value in fields.items() if name != "role")
     return False
 
 
