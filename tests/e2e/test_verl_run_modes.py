@@ -14,16 +14,24 @@ from support.verl_runs import TIMEOUT_SECONDS, assert_nothing_left, lines, run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * TIMEOUT_SECONDS)]
 
 
+def run_of(
+    tmp_path_factory: pytest.TempPathFactory, config: str, n_steps: int
+) -> tuple[Path, list[dict[str, float]]]:
+    """Run all steps; the run's folder and the metrics of each step."""
+    folder: Path = tmp_path_factory.mktemp(f"verl-{config}", numbered=True)
+    finished = run(folder, "--config", config, "--steps", str(n_steps))
+    assert finished.returncode == 0, finished.output[-4000:]
+    assert_nothing_left(finished)
+    logged = [line for line in lines(folder / f"metrics-{n_steps}.jsonl") if line["step"] > 0]
+    assert [line["step"] for line in logged] == list(range(1, n_steps + 1))
+    return folder, [line["data"] for line in logged]
+
+
 @pytest.mark.parametrize("config", ["two-ranks", "two-ranks-tree", "packed", "lora"])
 def test_two_steps(tmp_path_factory: pytest.TempPathFactory, config: str) -> None:
     """`packed`: rows of level trajectory through the engine that runs without flash-attn take."""
-    folder: Path = tmp_path_factory.mktemp(f"verl-{config}", numbered=True)
-    finished = run(folder, "--config", config, "--steps", "2")
-    assert finished.returncode == 0, finished.output[-4000:]
-    assert_nothing_left(finished)
-    logged = [line for line in lines(folder / "metrics-2.jsonl") if line["step"] > 0]
-    assert [line["step"] for line in logged] == [1, 2]
-    for metrics in (line["data"] for line in logged):
+    folder, logged = run_of(tmp_path_factory, config, n_steps=2)
+    for metrics in logged:
         assert metrics["training/tokens/trained"] > 0
         assert metrics["training/audit/n_tokens"] == metrics["training/tokens/trained"]
         # The servers hold the weights of all ranks, and with LoRA the adapter's.
@@ -35,13 +43,8 @@ def test_two_steps(tmp_path_factory: pytest.TempPathFactory, config: str) -> Non
 
 @pytest.mark.parametrize("mode", ["partial", "overlap"])
 def test_rollouts_go_on_across_steps(tmp_path_factory: pytest.TempPathFactory, mode: str) -> None:
-    folder: Path = tmp_path_factory.mktemp(f"verl-{mode}", numbered=True)
-    finished = run(folder, "--config", mode, "--steps", "5")
-    assert finished.returncode == 0, finished.output[-4000:]
-    assert_nothing_left(finished)
-    logged = [line for line in lines(folder / "metrics-5.jsonl") if line["step"] > 0]
-    assert [line["step"] for line in logged] == [1, 2, 3, 4, 5]
-    for metrics in (line["data"] for line in logged):
+    folder, logged = run_of(tmp_path_factory, mode, n_steps=5)
+    for metrics in logged:
         share = metrics.get("training/staleness/tokens/0", 0.0)
         # Stale tokens are of other weights, and not compared.
         n_compared = round(metrics["training/tokens/trained"] * share)
@@ -49,7 +52,7 @@ def test_rollouts_go_on_across_steps(tmp_path_factory: pytest.TempPathFactory, m
         assert metrics.get("training/audit/prob_diff_max", 0.0) < 1e-4
         assert metrics["training/staleness/max"] <= 2
         assert metrics["rollout_corr/rollout_is_max"] <= 2.0
-    assert {"val/reward"} <= logged[1]["data"].keys()
+    assert {"val/reward"} <= logged[1].keys()
     batches = lines(folder / "batches.jsonl")
     trained = [tuple(rollout[:2]) for batch in batches for rollout in batch["rollouts"]]
     assert len(trained) == len(set(trained)) == 5 * 4 * 4

@@ -85,6 +85,15 @@ def corrected(config: Any, **actor: Any) -> Any:
     return invariance.ask_for(config, "vanilla", "token-mean")
 
 
+def train(model: Any, cut: Cut, config: Any, *, learning_rate: float, **step: Any) -> None:
+    """Take one `ppo_step` with the model as actor; `step` are its further arguments."""
+    actor_cls = PlainTreeActor if cut.level == "tree" else PlainActor
+    actor = actor_cls(model, micro_batch_size=cut.micro_batch_size, learning_rate=learning_rate)
+    batch = invariance.cut_into_rows(cut)
+    workers = engine_workers.worker_groups(actor, actor_cls(plain_model(2)))
+    ppo_step(batch, workers, config, n_rollouts=len(batch.rollouts), global_step=1, **step)
+
+
 def cuts() -> list[Cut]:
     return [
         Cut("transition", 4, shuffled=True),
@@ -118,18 +127,8 @@ def test_the_gradient_is_that_of_decoupled_ppo_call_by_call(one_rank, config, le
         entropy_coeff=0.0,
     )
     model = plain_model(1)
-    actor_cls = PlainTreeActor if level == "tree" else PlainActor
     rate = 0.5
-    actor = actor_cls(model, micro_batch_size=5, learning_rate=rate)
-    batch = invariance.cut_into_rows(Cut(level, 5))
-    ppo_step(
-        batch,
-        engine_workers.worker_groups(actor, actor_cls(plain_model(2))),
-        asked,
-        n_rollouts=len(batch.rollouts),
-        global_step=1,
-        policy_version=VERSION,
-    )
+    train(model, Cut(level, 5), asked, learning_rate=rate, policy_version=VERSION)
     found = invariance.flat(model.parameters()) - invariance.flat(plain_model(1).parameters())
 
     rollouts = stale_rollouts()
@@ -176,14 +175,11 @@ def audited(config: Any, version_of_actor: int) -> None:
     config = corrected(config)
     audits = PolicyAudit(Scope("float32"))
     for _ in range(8):
-        actor = PlainActor(plain_model(1), micro_batch_size=64, learning_rate=0.0)
-        batch = invariance.cut_into_rows(Cut("trajectory", 64))
-        ppo_step(
-            batch,
-            engine_workers.worker_groups(actor, PlainActor(plain_model(2))),
+        train(
+            plain_model(1),
+            Cut("trajectory", 64),
             config,
-            n_rollouts=len(batch.rollouts),
-            global_step=1,
+            learning_rate=0.0,
             policy_version=version_of_actor,
             policy_audit=audits,
         )
